@@ -1,0 +1,47 @@
+# `make demo` and `make test` do all of their own set-up on a machine with Python >= 3.11 and make.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format types bench docs clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: $(STAMP) ## create VENV (default .venv) and install with every extra; again only when pyproject.toml changes
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rgpr needs Python 3.11 or newer: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[all,dev]'
+	touch $(STAMP)
+
+demo: setup ## train two small networks, wrap them, print a table and draw the pictures
+	$(BIN)/rgpr demo
+
+test: setup ## the whole test suite, with doctests and the README's snippets
+	$(BIN)/python -m pytest
+
+lint: setup ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup ## ruff: mend both in place
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: setup ## mypy --strict on src
+	$(BIN)/mypy
+
+bench: setup ## speed, as ratios within one run; JSON under build/benchmarks
+	$(BIN)/python -m benchmarks
+
+docs: setup ## the documentation as a site under site/
+	$(BIN)/mkdocs build --strict
+
+clean: ## everything that the targets above made
+	rm -rf .venv build dist site demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,102 @@
+"""Inputs: what comes out of a loader, and whether a network can take it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+__all__ = ["check_input", "inputs", "network_dtype_device"]
+
+_INPUT_KEYS = ("x", "input", "inputs", "image", "images", "pixel_values", "features", "data")
+
+
+def inputs(loader: Iterable[Any], *, progress: bool, description: str) -> Iterator[Tensor]:
+    """The input tensor of every batch, from a loader of ``(x, ...)``, ``x`` or dicts.
+
+    Raises:
+        TypeError: A batch holds no tensor where the input is expected.
+        KeyError: A dict has none of the usual names of an input.
+        ValueError: The loader has no batch at all.
+    """
+    empty = True
+    # `disable=None` hides the bar where nobody watches: no terminal, no bar.
+    for batch in tqdm(loader, desc=description, leave=False, disable=None if progress else True):
+        empty = False
+        yield _input_of(batch)
+    if empty:
+        raise ValueError(
+            "the loader gave no batch; is it empty, or an iterator that was used up before?"
+        )
+
+
+def _input_of(batch: Any) -> Tensor:
+    if isinstance(batch, Mapping):
+        for key in _INPUT_KEYS:
+            if key in batch:
+                batch = batch[key]
+                break
+        else:
+            raise KeyError(
+                f"a batch has the keys {sorted(map(str, batch))}, and none of them is a usual "
+                f"name of an input ({', '.join(_INPUT_KEYS)}); yield (x, y) pairs instead"
+            )
+    elif isinstance(batch, list | tuple) and len(batch) > 0:
+        batch = batch[0]
+    if not isinstance(batch, Tensor):
+        raise TypeError(
+            f"a batch gives {type(batch).__name__} where a tensor of inputs was expected; "
+            "loaders yield (x, y), x alone, or a dict with the input under one of: "
+            + ", ".join(_INPUT_KEYS)
+        )
+    return batch
+
+
+def network_dtype_device(network: nn.Module) -> tuple[torch.dtype | None, torch.device | None]:
+    """What the network computes in; ``(None, None)`` for one without floating-point tensors."""
+    for tensor in (*network.parameters(), *network.buffers()):
+        if tensor.is_floating_point():
+            return tensor.dtype, tensor.device
+    return None, None
+
+
+def check_input(x: Tensor, network: nn.Module, shape: torch.Size | None) -> None:
+    """Refuse an input that the network cannot take or that differs from the training inputs.
+
+    Args:
+        x: A batch.
+        network: The network it goes into.
+        shape: Shape of one training input, or ``None`` before the fit.
+
+    Raises:
+        TypeError: Not a floating-point tensor, or not of the network's dtype.
+        ValueError: On another device, without a batch dimension, or of another shape.
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"the input is a {type(x).__name__}; expected a tensor")
+    if not x.is_floating_point():
+        raise TypeError(
+            f"the input has dtype {x.dtype}; the residual measures distances, so it takes "
+            "floating-point inputs. Convert as in training, e.g. x.float() / 255"
+        )
+    if x.dim() < 2:
+        raise ValueError(
+            f"the input has shape {tuple(x.shape)}; expected a batch, (B, ...). "
+            "For a single example use x[None]"
+        )
+    dtype, device = network_dtype_device(network)
+    if dtype is not None and x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(
+            f"the input has dtype {x.dtype} but the network computes in {dtype}; "
+            f"use x.to({dtype}) or cast the network"
+        )
+    if device is not None and x.device != device:
+        raise ValueError(f"the input is on {x.device} but the network is on {device}; move one")
+    if shape is not None and x.shape[1:] != shape:
+        raise ValueError(
+            f"one input has shape {tuple(x.shape[1:])}, but the model was fitted on inputs of "
+            f"shape {tuple(shape)}; the moments of one do not apply to the other"
+        )

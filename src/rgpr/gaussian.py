@@ -1,0 +1,122 @@
+"""Gaussian distributions over a network's outputs, without forming what is not asked for.
+
+Means keep the network's dtype. Variances, covariances and samples are float64: far from the data
+they outgrow float32 by far.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+__all__ = ["DenseGaussian", "DiagonalGaussian", "Gaussian", "standard_normal"]
+
+
+def standard_normal(
+    shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None
+) -> Tensor:
+    """Float64 noise on the device of ``like``, drawn where the generator lives."""
+    device = like.device if generator is None else generator.device
+    noise = torch.randn(shape, generator=generator, device=device, dtype=torch.float64)
+    return noise.to(like.device)
+
+
+class Gaussian(ABC):
+    """A Gaussian for each of ``B`` inputs over ``C`` outputs.
+
+    Attributes:
+        mean: ``(B, C)``.
+    """
+
+    mean: Tensor
+
+    @property
+    @abstractmethod
+    def variance(self) -> Tensor:
+        """The covariance's diagonal, ``(B, C)``."""
+
+    @property
+    @abstractmethod
+    def row_sums(self) -> Tensor:
+        """The covariance times the vector of ones, ``(B, C)``."""
+
+    @property
+    @abstractmethod
+    def covariance(self) -> Tensor:
+        """``(B, C, C)``."""
+
+    @abstractmethod
+    def noise(self, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        """Samples with mean zero, ``(S, B, C)``."""
+
+    def sample(self, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        """Samples, ``(S, B, C)``."""
+        return self.mean + self.noise(n_samples, generator)
+
+
+class DiagonalGaussian(Gaussian):
+    """Independent outputs.
+
+    Args:
+        mean: ``(B, C)``.
+        variance: ``(B, C)``, or anything that broadcasts to it; zero for a point estimate.
+    """
+
+    def __init__(self, mean: Tensor, variance: Tensor) -> None:
+        self.mean = mean
+        self._variance = variance.double().expand(mean.shape)
+
+    @property
+    def variance(self) -> Tensor:
+        return self._variance
+
+    @property
+    def row_sums(self) -> Tensor:
+        return self._variance
+
+    @property
+    def covariance(self) -> Tensor:
+        return torch.diag_embed(self._variance)
+
+    def noise(self, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        epsilon = standard_normal((n_samples, *self.mean.shape), self.mean, generator)
+        return self._variance.sqrt() * epsilon
+
+
+class DenseGaussian(Gaussian):
+    """Any covariance.
+
+    Args:
+        mean: ``(B, C)``.
+        covariance: ``(B, C, C)``, positive semi-definite up to rounding.
+    """
+
+    def __init__(self, mean: Tensor, covariance: Tensor) -> None:
+        self.mean = mean
+        self._covariance = covariance.double()
+
+    @property
+    def variance(self) -> Tensor:
+        return self._covariance.diagonal(dim1=-2, dim2=-1)
+
+    @property
+    def row_sums(self) -> Tensor:
+        return self._covariance.sum(-1)
+
+    @property
+    def covariance(self) -> Tensor:
+        return self._covariance
+
+    def noise(self, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        # One bad row must not make the decomposition of the whole batch fail.
+        covariance = self._covariance
+        finite = covariance.isfinite().all(-1).all(-1)[:, None, None]
+        covariance = torch.where(finite, covariance, 0.0)
+        # Eigenvectors, not Cholesky: semi-definite matrices are common and welcome.
+        values, vectors = torch.linalg.eigh((covariance + covariance.mT) / 2)
+        root = vectors * values.clamp_min(0).sqrt()[:, None, :]
+        root = torch.where(finite, root, torch.nan)
+        epsilon = standard_normal((n_samples, *self.mean.shape), self.mean, generator)
+        return torch.einsum("bck,sbk->sbc", root, epsilon)

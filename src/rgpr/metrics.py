@@ -1,0 +1,68 @@
+"""How good and how honest probabilities are. All take ``(B, C)`` probabilities."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["accuracy", "brier", "confidence", "ece", "nll"]
+
+
+def confidence(probabilities: Tensor) -> Tensor:
+    """The largest probability of each row, ``(B,)``."""
+    return _checked(probabilities).amax(1)
+
+
+def accuracy(probabilities: Tensor, targets: Tensor) -> float:
+    """Share of rows whose most probable class is the target.
+
+    >>> accuracy(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
+    0.5
+    """
+    probabilities = _checked(probabilities, targets)
+    return (probabilities.argmax(1) == targets).double().mean().item()
+
+
+def nll(probabilities: Tensor, targets: Tensor) -> float:
+    """Mean negative log-probability of the targets."""
+    probabilities = _checked(probabilities, targets)
+    return -probabilities.double().gather(1, targets[:, None]).log().mean().item()
+
+
+def brier(probabilities: Tensor, targets: Tensor) -> float:
+    """Mean squared distance between the probabilities and the one-hot targets."""
+    probabilities = _checked(probabilities, targets).double()
+    one_hot = torch.nn.functional.one_hot(targets, probabilities.shape[1])
+    return (probabilities - one_hot).square().sum(1).mean().item()
+
+
+def ece(probabilities: Tensor, targets: Tensor, *, bins: int = 15) -> float:
+    """Expected calibration error: the mean gap between confidence and accuracy, over equal bins.
+
+    >>> round(ece(torch.tensor([[0.9, 0.1], [0.9, 0.1]]), torch.tensor([0, 1])), 3)
+    0.4
+    """
+    probabilities = _checked(probabilities, targets).double()
+    top, prediction = probabilities.max(1)
+    correct = (prediction == targets).double()
+    index = (top * bins).ceil().long().clamp(1, bins) - 1
+    gap = torch.zeros(bins, dtype=torch.float64, device=top.device)
+    gap.index_add_(0, index, correct - top)
+    return gap.abs().sum().item() / len(top)
+
+
+def _checked(probabilities: Tensor, targets: Tensor | None = None) -> Tensor:
+    if probabilities.dim() != 2 or len(probabilities) == 0:
+        raise ValueError(f"probabilities have shape {tuple(probabilities.shape)}; expected (B, C)")
+    total = probabilities.sum(1)
+    if bool(((total - 1).abs() > 1e-3).any()):
+        raise ValueError(
+            f"row {int((total - 1).abs().argmax())} sums to {total[(total - 1).abs().argmax()]:.4g}"
+            ", not 1; these look like logits: use softmax"
+        )
+    if targets is not None and targets.shape != probabilities.shape[:1]:
+        raise ValueError(
+            f"targets have shape {tuple(targets.shape)}; expected ({len(probabilities)},), one "
+            "class index for each row of probabilities"
+        )
+    return probabilities

@@ -1,0 +1,481 @@
+"""RGPR: a trained network or Bayesian network, extended by the ReLU-GP residual."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from .data import check_input, inputs, network_dtype_device
+from .gaussian import Gaussian, standard_normal
+from .hooks import evaluating, plain_module
+from .posteriors import Posterior, as_posterior
+from .predictive import bridge, monte_carlo, probit
+from .representations import LayerChoice, capture, check_layers, choose_layers
+from .residual import Residual
+from .standardize import Moments, Standardizer
+from .storage import read, write
+
+__all__ = ["RGPR", "load"]
+
+T = TypeVar("T")
+
+# Untuned scales: all layers together add this much variance at the 95 % quantile of the
+# training data. The probit then shrinks no logit there by more than 2 %.
+UNTUNED_VARIANCE = 0.1
+_PROBE = 256
+
+# u of the input beyond which a network that overflows has plainly been driven too far away:
+# a mean of |z|^3 / 3 of 1e12 is some ten thousand standard deviations in every coordinate.
+_FAR = 1e12
+
+
+class RGPR(nn.Module):
+    r"""Adds :math:`N(0, v(x) I)` to the outputs of ``base``: near zero at the data, cubic far away.
+
+    Near the data the predictions stay those of ``base``; as an input is scaled away from it the
+    confidence goes to ``1 / C``. The network is never changed: it is evaluated in evaluation mode
+    and its own modes come back after every call.
+
+    Args:
+        base: An ``nn.Module`` (a point estimate), a fitted laplace-torch object, or any
+            :class:`rgpr.Posterior`.
+        layers: Which representations the residual reads beside the input: ``"auto"`` for the
+            hidden stages, names of modules, globs, or a function of (name, module) to bool.
+        likelihood: ``"classification"`` or ``"regression"``; by default what ``base`` was
+            fitted for, else classification.
+        nan: What a row with a NaN gets: ``"propagate"`` (NaN, in that row alone) or ``"raise"``,
+            which has to wait for the device at every call.
+
+    Example:
+        >>> network = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
+        >>> x = torch.randn(64, 2)
+        >>> model = RGPR(network).fit([x])
+        >>> model.layers
+        ['input', '1']
+        >>> model(1e8 * x).shape
+        torch.Size([64, 3])
+        >>> bool((model(1e12 * x) - 1 / 3).abs().max() < 1e-3)
+        True
+    """
+
+    posterior: Posterior
+    residual: Residual | None
+
+    def __init__(
+        self,
+        base: Any,
+        layers: LayerChoice = "auto",
+        likelihood: str | None = None,
+        *,
+        nan: str = "propagate",
+    ) -> None:
+        super().__init__()
+        self.posterior = as_posterior(base)
+        fitted_for = self.posterior.likelihood
+        self.likelihood = _one_of(
+            "likelihood",
+            likelihood or fitted_for or "classification",
+            ("classification", "regression"),
+        )
+        if fitted_for not in (None, self.likelihood):
+            raise ValueError(
+                f"the base was fitted for {fitted_for}, so likelihood='{self.likelihood}' cannot "
+                f"be; pass likelihood='{fitted_for}' or leave it out"
+            )
+        self.nan = _one_of("nan", nan, ("propagate", "raise"))
+        self._choice = layers
+        check_layers(self.posterior.network, layers)
+        self._layers: list[str] = []
+        self._input_shape: torch.Size | None = None
+        self.residual = None
+
+    # -- fitting ---------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def fit(self, train_loader: Iterable[Any], *, r: float = 1.0, progress: bool = True) -> RGPR:
+        """Learn the moments of every representation in one pass over the training inputs.
+
+        Also sets ``sigma2`` to harmless values: equal shares of a variance of 0.1 at the 95 %
+        quantile of up to 256 training inputs, drawn evenly from the pass. Either all of it
+        succeeds or the model stays as it was.
+
+        Args:
+            train_loader: Yields ``(x, y)``, ``x`` or dicts; batches are moved to the network's
+                device. Labels are not looked at.
+            r: Factor on the standard deviations, see :class:`rgpr.standardize.Standardizer`.
+            progress: Show a progress bar where there is a terminal.
+
+        Returns:
+            The model itself.
+
+        Raises:
+            TypeError: Inputs are not floating point, or not of the network's dtype.
+            ValueError: No batch, fewer than two inputs, inputs of differing shapes, or a value
+                that is not finite; the message names the batch.
+        """
+        if not r > 0:
+            raise ValueError(f"r = {r} must be positive: it scales standard deviations")
+        network = self.posterior.network
+        device = network_dtype_device(network)[1]
+        layers: list[str] = []
+        moments: list[Moments] = []
+        shape: torch.Size | None = None
+        dtypes: dict[int, torch.dtype] = {}
+        probe = _Reservoir(_PROBE)
+
+        def consume(index: int, h: Tensor) -> None:
+            moments[index].update(h)
+            dtypes[index] = h.dtype
+
+        with evaluating(network):
+            for number, batch in enumerate(
+                inputs(train_loader, progress=progress, description="rgpr fit")
+            ):
+                x = batch if device is None else batch.to(device)
+                _check_batch(number, x, network, shape)
+                if len(x) == 0:
+                    continue
+                if shape is None:
+                    layers = choose_layers(network, self._choice, x)
+                    moments = [Moments() for _ in layers]
+                    shape = x.shape[1:]
+                consume(0, x)
+                with capture(network, layers, consume):
+                    network(x)
+                finite = torch.stack([m.squares.sum() for m in moments]).isfinite().tolist()
+                if not all(finite):
+                    raise ValueError(
+                        f"batch {number}: layer '{layers[finite.index(False)]}' gives values that "
+                        "are not finite; the network overflows on its own training data"
+                    )
+                probe.add(x)
+        if not moments or moments[0].count < 2:
+            raise ValueError("the loader gave fewer than two inputs; nothing can be standardised")
+        residual = Residual(
+            [Standardizer(m.mean, m.std, r=r, dtype=dtypes[i]) for i, m in enumerate(moments)]
+        )
+        rows = probe.items.split(64)
+        u = torch.cat([_read(network, layers, residual, x, network)[1] for x in rows])
+        typical = u.quantile(0.95, dim=0)
+        share = UNTUNED_VARIANCE / len(layers)
+        residual.sigma2 = torch.where(typical > 0, share / typical, share)
+        self._layers, self._input_shape, self.residual = layers, shape, residual
+        return self
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the representations, ``"input"`` first."""
+        self._fitted()
+        return list(self._layers)
+
+    @property
+    def sigma2(self) -> Tensor:
+        """Scale of each representation's kernel, ``(L,)``. Zero switches one off; settable."""
+        return self._fitted().sigma2
+
+    @sigma2.setter
+    def sigma2(self, value: float | Sequence[float] | Tensor) -> None:
+        residual = self._fitted()
+        new = torch.as_tensor(value, dtype=torch.float64, device=residual.sigma2.device).detach()
+        if new.shape not in (torch.Size([]), residual.sigma2.shape):
+            raise ValueError(
+                f"sigma2 has shape {tuple(new.shape)}; expected a number or one for each of the "
+                f"{len(self._layers)} layers {self._layers}"
+            )
+        if not bool((new.isfinite() & (new >= 0)).all()):
+            raise ValueError(f"sigma2 = {new.tolist()} must be finite and not negative")
+        residual.sigma2 = new.expand_as(residual.sigma2).clone()
+
+    # -- prediction ------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        link_approx: str = "probit",
+        n_samples: int = 100,
+        generator: torch.Generator | None = None,
+        diagonal_output: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Predict, in one pass through the network.
+
+        A row with an infinite entry gets the limit: the uniform distribution, or for regression
+        an infinite variance around a NaN. So does a row so far away that the network itself
+        overflows. A row with a NaN gets what ``nan`` says. No row touches another.
+
+        Args:
+            x: ``(B, ...)``, of the shape, dtype and device that the network takes.
+            link_approx: ``"probit"``, ``"mc"`` or ``"bridge"``; for classification.
+            n_samples: Number of samples for ``"mc"``.
+            generator: Source of the samples for ``"mc"``.
+            diagonal_output: For regression, return variances instead of covariances.
+
+        Returns:
+            Classification: probabilities ``(B, C)``, two columns for a network with one output.
+            Regression: the mean ``(B, C)`` and the covariance ``(B, C, C)``, or variances
+            ``(B, C)``, of the noise-free function; variances are float64.
+
+        Raises:
+            RuntimeError: The model was not fitted.
+            TypeError: ``x`` has the wrong dtype.
+            ValueError: ``x`` has the wrong shape or device, or a NaN with ``nan="raise"``.
+        """
+        _one_of("link_approx", link_approx, ("probit", "mc", "bridge"))
+        if self.likelihood == "classification" and link_approx == "mc":
+            samples, limit = self._samples(x, n_samples, generator)
+            mixed = torch.where(limit[:, None], 0.0, samples)
+            return _set_limit(monte_carlo(mixed), limit).to(x.dtype)
+        gaussian, u, limit = self._gaussian(x)
+        v = torch.where(limit, 0.0, self._residual_variance(u))
+        if self.likelihood == "regression":
+            return _regression(gaussian, v, limit, diagonal_output)
+        link = probit if link_approx == "probit" else bridge
+        return _set_limit(link(gaussian, v), limit)
+
+    def predictive_samples(
+        self, x: Tensor, n_samples: int = 100, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Samples of the logits or outputs, ``(S, B, C)`` in float64.
+
+        A row at the limit (see :meth:`forward`) has samples at plus and minus infinity.
+        """
+        return self._samples(x, n_samples, generator)[0]
+
+    def variance(self, x: Tensor) -> Tensor:
+        """The residual's variance ``v(x)``, ``(B,)`` in float64."""
+        return self._residual_variance(self._read(x, self.posterior.network)[1])
+
+    def _fitted(self) -> Residual:
+        if self.residual is None:
+            raise RuntimeError("this model was not fitted: call model.fit(train_loader) first")
+        return self.residual
+
+    def _read(self, x: Tensor, run: Callable[[Tensor], T]) -> tuple[T, Tensor]:
+        """``run(x)`` and, from the same pass through the network, ``u``: ``(B, L)``.
+
+        ``run`` never sees a value that is not finite: such rows are zeros to it, and have
+        ``u = inf``, or NaN if there is a NaN in them.
+        """
+        residual = self._fitted()
+        network = self.posterior.network
+        check_input(x, network, self._input_shape)
+        peak = torch.linalg.vector_norm(x.detach().flatten(1), ord=torch.inf, dim=1).double()
+        if self.nan == "raise" and bool(peak.isnan().any()):
+            row = int(peak.isnan().nonzero()[0])
+            raise ValueError(
+                f"row {row} of the input holds a NaN; clean it, or use nan='propagate' to get NaN "
+                "for that row"
+            )
+        finite = peak.isfinite()
+        clean = torch.where(finite.reshape(-1, *[1] * (x.dim() - 1)), x, 0.0)
+        result, u = _read(network, self._layers, residual, clean, run)
+        return result, torch.where(finite[:, None], u, peak[:, None])
+
+    def _residual_variance(self, u: Tensor) -> Tensor:
+        """``v`` from ``u``, with infinity where a far-away input made a layer overflow."""
+        first = u[:, :1]
+        v = self._fitted()(torch.where((first > _FAR) & u.isnan(), torch.inf, u))
+        return torch.where(first.squeeze(1).isnan(), torch.nan, v)
+
+    def _gaussian(self, x: Tensor) -> tuple[Gaussian, Tensor, Tensor]:
+        """The base's outputs, ``u``, and which rows are at the limit."""
+        gaussian, u = self._read(x, self.posterior)
+        good = gaussian.mean.isfinite().all(1) & gaussian.variance.isfinite().all(1)
+        return gaussian, u, _at_limit(u, good)
+
+    def _samples(
+        self, x: Tensor, n_samples: int, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        if n_samples < 1:
+            raise ValueError(f"n_samples = {n_samples} must be at least 1")
+        samples, u = self._read(x, lambda clean: self.posterior.sample(clean, n_samples, generator))
+        limit = _at_limit(u, samples.isfinite().all(2).all(0))
+        v = torch.where(limit, torch.inf, self._residual_variance(u))
+        noise = v.sqrt()[:, None] * standard_normal(tuple(samples.shape), samples, generator)
+        # The noise alone at the limit: infinity minus infinity would be NaN.
+        samples = torch.where(limit[:, None], 0.0, samples)
+        # Zero times noise is exactly zero, so sigma2 = 0 gives the base's own samples.
+        return samples + noise, limit
+
+    # -- files -----------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write network weights, posterior and residual into one safetensors file, atomically.
+
+        Raises:
+            RuntimeError: The model was not fitted.
+            TypeError: The posterior still needs the object it was made from.
+        """
+        residual = self._fitted()
+        posterior = self.posterior
+        if posterior.kind is None:
+            raise TypeError(
+                f"a {type(posterior).__name__} predicts through the object it was made from, "
+                "which cannot be saved here; save that object and call fit again after loading it"
+            )
+        tensors = {f"network.{k}": t for k, t in posterior.network.state_dict().items()}
+        tensors |= {f"posterior.{k}": t for k, t in _own_tensors(posterior).items()}
+        tensors["sigma2"] = residual.sigma2
+        for index, standardizer in enumerate(residual.standardizers):
+            tensors |= {f"layer.{index}.{k}": t for k, t in standardizer.state_dict().items()}
+        about = {
+            "posterior": posterior.kind,
+            "config": posterior.config(),
+            "likelihood": self.likelihood,
+            "layers": self._layers,
+            "input_shape": list(self._input_shape or ()),
+            "nan": self.nan,
+        }
+        write(path, tensors, about)
+
+    def extra_repr(self) -> str:
+        layers = self._layers or self._choice
+        return f"likelihood={self.likelihood!r}, layers={layers!r}"
+
+
+def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
+    """The model that :meth:`RGPR.save` wrote.
+
+    Args:
+        path: The file.
+        network: A network of the same architecture. The saved weights are loaded into it, as
+            with ``load_state_dict``, once everything else in the file has been checked.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is damaged or not ours, or belongs to another network.
+    """
+    tensors, about = read(path)
+    network = plain_module(network)
+
+    def part(prefix: str) -> dict[str, Tensor]:
+        return {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}
+
+    weights = part("network.")
+    _check_same_network(weights, network, path)
+    if about["posterior"] not in Posterior.kinds:
+        raise ValueError(
+            f"{path} holds a posterior of kind '{about['posterior']}', known here: "
+            f"{sorted(Posterior.kinds)}; import the module that defines it, or upgrade rgpr"
+        )
+    posterior = Posterior.kinds[about["posterior"]].from_saved(
+        network, about["config"], part("posterior.")
+    )
+    model = RGPR(posterior, about["layers"], about["likelihood"], nan=about["nan"])
+    model._layers = about["layers"]
+    model._input_shape = torch.Size(about["input_shape"])
+    standardizers = [
+        Standardizer(t["mean"], t["scale"], dtype=t["mean"].dtype)
+        for t in (part(f"layer.{index}.") for index in range(len(model._layers)))
+    ]
+    model.residual = Residual(standardizers, tensors["sigma2"])
+    network.load_state_dict(weights)
+    device = network_dtype_device(network)[1]
+    return model if device is None else model.to(device)
+
+
+def _read(
+    network: nn.Module,
+    layers: Sequence[str],
+    residual: Residual,
+    x: Tensor,
+    run: Callable[[Tensor], T],
+) -> tuple[T, Tensor]:
+    """``run(x)`` and ``u``, from one pass through the network."""
+    columns: dict[int, Tensor] = {0: residual.unit_variance(0, x)}
+
+    def consume(index: int, h: Tensor) -> None:
+        columns[index] = residual.unit_variance(index, h)
+
+    with evaluating(network), capture(network, layers, consume):
+        result = run(x)
+    return result, torch.stack([columns[index] for index in range(len(layers))], dim=1)
+
+
+class _Reservoir:
+    """An even sample of at most ``size`` rows of a stream, in one pass; seeded."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.keys = torch.empty(0)
+        self.items = torch.empty(0)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def add(self, x: Tensor) -> None:
+        keys = torch.cat([self.keys, torch.rand(len(x), generator=self.generator)])
+        kept = keys.topk(min(self.size, len(keys)), largest=False).indices.sort().values
+        old = kept[kept < len(self.keys)]
+        new = kept[len(old) :] - len(self.keys)
+        if len(new):
+            rows = x[new.to(x.device)]
+            self.items = torch.cat([self.items[old.to(x.device)], rows]) if len(old) else rows
+            self.keys = keys[kept]
+
+
+def _check_batch(number: int, x: Tensor, network: nn.Module, shape: torch.Size | None) -> None:
+    try:
+        check_input(x, network, shape)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"batch {number}: {error}") from None
+    if not bool(x.isfinite().all()):
+        raise ValueError(
+            f"batch {number} holds values that are not finite (NaN or inf); the moments of the "
+            "training data would be lost. Remove these examples"
+        )
+
+
+def _at_limit(u: Tensor, good: Tensor) -> Tensor:
+    """Rows to answer with the limit: infinite inputs, and overflow far away.
+
+    A network that gives NaN near its data is broken, and its NaN is shown, not covered.
+    """
+    broken = ~good | ~u.isfinite().all(1)
+    return u[:, 0].isinf() | (broken & (u[:, 0] > _FAR))
+
+
+def _set_limit(probabilities: Tensor, limit: Tensor) -> Tensor:
+    return torch.where(limit[:, None], 1 / probabilities.shape[1], probabilities)
+
+
+def _regression(
+    gaussian: Gaussian, v: Tensor, limit: Tensor, diagonal_output: bool
+) -> tuple[Tensor, Tensor]:
+    mean = torch.where((limit | v.isnan())[:, None], torch.nan, gaussian.mean)
+    v = torch.where(limit, torch.inf, v)
+    if diagonal_output:
+        return mean, gaussian.variance + v[:, None]
+    covariance = torch.where(limit[:, None, None], 0.0, gaussian.covariance)
+    return mean, covariance + torch.diag_embed(v[:, None].expand_as(mean))
+
+
+def _own_tensors(posterior: Posterior) -> dict[str, Tensor]:
+    own = posterior.state_dict()
+    return {name: t for name, t in own.items() if not name.startswith("network.")}
+
+
+def _check_same_network(weights: dict[str, Tensor], network: nn.Module, path: Any) -> None:
+    here = {k: tuple(t.shape) for k, t in network.state_dict().items() if isinstance(t, Tensor)}
+    saved = {k: tuple(t.shape) for k, t in weights.items()}
+    problems = [f"no '{k}' in the network" for k in saved if k not in here]
+    problems += [f"no '{k}' in the file" for k in here if k not in saved]
+    problems += [
+        f"'{k}' is {saved[k]} in the file and {here[k]} in the network"
+        for k in saved
+        if k in here and saved[k] != here[k]
+    ]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ValueError(
+            f"{path} was saved with another network: {'; '.join(problems[:3])}{more}. "
+            "Pass a network of the architecture that was saved"
+        )
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}")
+    return value

@@ -1,0 +1,143 @@
+"""What a base posterior is, and how anything a user has becomes one."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from ..gaussian import Gaussian
+from ..hooks import plain_module
+from ..standardize import StableBuffers
+
+__all__ = ["Posterior", "as_posterior", "register_posterior"]
+
+
+class Posterior(StableBuffers):
+    """A distribution over the outputs of a network: what the residual is added to.
+
+    A subclass sets ``network`` and writes ``forward``; one that can only draw samples writes
+    ``sample`` and takes moments of samples in ``forward``. Both must run ``self.network(x)``
+    first, once and plainly: the residual reads its representations in that pass.
+
+    Attributes:
+        network: The point-estimated network whose representations the residual reads.
+        likelihood: ``"classification"`` or ``"regression"`` where the posterior was fitted for
+            one of them, else ``None``.
+        kind: The name under which it is saved; ``None`` if it cannot be saved.
+        kinds: All posteriors that can be saved, by that name; subclasses enter themselves.
+    """
+
+    network: nn.Module
+    likelihood: str | None = None
+    kind: str | None = None
+
+    kinds: ClassVar[dict[str, type[Posterior]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.kind is not None:
+            Posterior.kinds[cls.kind] = cls
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = plain_module(network)
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Gaussian:
+        """Distribution of the ``C`` outputs for each of ``B`` inputs."""
+        raise NotImplementedError
+
+    def sample(
+        self, x: Tensor, n_samples: int, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Samples of the outputs, ``(S, B, C)``."""
+        gaussian: Gaussian = self(x)
+        return gaussian.sample(n_samples, generator)
+
+    def config(self) -> dict[str, Any]:
+        """What, beside its own tensors and the network, it takes to build this again; JSON."""
+        return {}
+
+    @classmethod
+    def from_saved(
+        cls, network: nn.Module, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> Self:
+        """The inverse of saving: ``config()`` and the posterior's own buffers."""
+        return cls(network)
+
+    def point(self, x: Tensor) -> Tensor:
+        """The network's own outputs, ``(B, C)``.
+
+        Raises:
+            TypeError: The network returns something without logits in it.
+            ValueError: The outputs are not one vector per input.
+        """
+        return outputs_of(self.network(x), x)
+
+
+def outputs_of(output: Any, x: Tensor) -> Tensor:
+    """Outputs ``(B, C)`` from what a network returned; one number per input becomes ``(B, 1)``."""
+    if isinstance(output, Mapping) and "logits" in output:
+        output = output["logits"]
+    elif not isinstance(output, Tensor) and hasattr(output, "logits"):
+        output = output.logits
+    if not isinstance(output, Tensor):
+        raise TypeError(
+            f"the network returned {type(output).__name__}; expected a tensor of logits or "
+            "outputs, or an object that holds one as .logits. Wrap the network in a module that "
+            "returns the tensor"
+        )
+    if output.dim() == 1 and len(output) == len(x):
+        output = output[:, None]
+    if output.dim() != 2 or len(output) != len(x):
+        raise ValueError(
+            f"the network returned shape {tuple(output.shape)} for {len(x)} inputs; "
+            "expected (B, C), one vector of outputs per input"
+        )
+    return output
+
+
+_Builder = Callable[[Any], Posterior]
+_builders: dict[str, _Builder] = {}
+
+
+def register_posterior(kind: type | str, build: _Builder) -> None:
+    """Teach :func:`as_posterior` a new type of base.
+
+    Args:
+        kind: A class, or its full name (``"package.module.Class"``) so that its package need not
+            be imported. Subclasses are recognised too; the nearest registered one wins.
+        build: Makes a :class:`Posterior` of an object of that type.
+    """
+    _builders[kind if isinstance(kind, str) else _full_name(kind)] = build
+
+
+def as_posterior(base: Any) -> Posterior:
+    """The posterior that ``base`` stands for.
+
+    Args:
+        base: A :class:`Posterior`, an ``nn.Module`` (a point estimate), a fitted laplace-torch
+            object, or anything registered with :func:`register_posterior`.
+
+    Raises:
+        TypeError: Nothing is registered for this type.
+    """
+    if isinstance(base, Posterior):
+        return base
+    for cls in type(base).__mro__:
+        build = _builders.get(_full_name(cls))
+        if build is not None:
+            return build(base)
+    raise TypeError(
+        f"no posterior is known for {_full_name(type(base))}; pass an nn.Module, a fitted "
+        "laplace-torch object or an rgpr.Posterior, or register the type with "
+        "rgpr.posteriors.register_posterior"
+    )
+
+
+def _full_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

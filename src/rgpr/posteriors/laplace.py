@@ -1,0 +1,270 @@
+r"""Laplace approximations fitted by laplace-torch.
+
+**Last layer.** With features :math:`\varphi` and outputs :math:`W\varphi + b`, the covariance of
+the outputs is known in closed form and needs no Jacobian. Everything it takes is copied into
+buffers, so prediction needs neither laplace-torch nor the object it came from.
+
+- ``kron``: precision :math:`B \otimes A + \delta I` with :math:`A = Q_A \Lambda_A Q_A^\top`,
+  :math:`B = Q_B \Lambda_B Q_B^\top` gives
+  :math:`V = Q_B \operatorname{diag}_c\!\big(\sum_a (Q_A^\top\varphi)_a^2 /
+  (\lambda^B_c \lambda^A_a + \delta)\big) Q_B^\top + V_\text{bias}`.
+- ``diag``: :math:`V_{cc} = \sum_j \varphi_j^2 \Sigma_{cj} + \Sigma_{b_c}`.
+- ``full``: :math:`V = \tilde\varphi^\top \Sigma \tilde\varphi` blockwise,
+  :math:`\tilde\varphi = (\varphi, 1)`.
+
+The largest feature of a row is taken out before squaring and its square put back in float64, so
+features may be as large as float32 allows.
+
+**Everything else** (all layers, subnetworks, functional) goes through laplace-torch's own calls.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from ..gaussian import DenseGaussian, DiagonalGaussian, Gaussian, standard_normal
+from ..hooks import watching
+from .base import Posterior, outputs_of, register_posterior
+
+__all__ = ["LaplacePosterior", "LastLayerLaplace", "from_laplace"]
+
+
+class LastLayerLaplace(Posterior):
+    """Gaussian over the weights of the last linear layer.
+
+    Args:
+        network: The trained network.
+        head: Name of its last linear layer.
+        structure: ``"kron"``, ``"diag"`` or ``"full"``.
+        tensors: What the structure needs:
+
+            - ``kron``: ``in_basis (D, D)``, ``out_basis (C, C)``, ``spectrum (D, C)``, the
+              posterior variances in those bases, and with a bias ``bias_root (C, C)``;
+            - ``diag``: ``weight (D, C)`` and with a bias ``bias (C,)``, posterior variances;
+            - ``full``: ``covariance (D', C, D', C)`` with ``D' = D + 1`` if there is a bias.
+        likelihood: What it was fitted for.
+    """
+
+    kind = "last-layer-laplace"
+
+    def __init__(
+        self,
+        network: nn.Module,
+        head: str,
+        structure: str,
+        tensors: Mapping[str, Tensor],
+        likelihood: str,
+    ) -> None:
+        super().__init__(network)
+        self.head, self.structure, self.likelihood = head, structure, likelihood
+        if not isinstance(dict(self.network.named_modules()).get(head), nn.Linear):
+            raise ValueError(f"the network has no linear layer '{head}' to be its last layer")
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor.detach().clone())
+        if structure == "kron":
+            # The diagonal of V directly: one product instead of two.
+            marginal = self.spectrum @ self.out_basis.square().T
+            self.register_buffer("marginal", marginal, persistent=False)
+
+    def forward(self, x: Tensor) -> Gaussian:
+        mean, features = self._point_and_features(x)
+        features = features.to(torch.promote_types(features.dtype, torch.float32))
+        peak = features.detach().abs().amax(1, keepdim=True)
+        peak = torch.where((peak > 0) & (peak < torch.inf), peak, 1.0)
+        features = features / peak
+        if self.structure == "kron":
+            squares = (features @ self.in_basis).square()
+            return _KroneckerGaussian(mean, squares, peak.double().square(), self)
+        if self.structure == "diag":
+            variance = (features.square() @ self.weight).double() * peak.double().square()
+            if self._has_bias:
+                variance = variance + self.bias
+            return DiagonalGaussian(mean, variance)
+        if self._has_bias:
+            features = torch.cat([features, 1 / peak], dim=1)
+        half = torch.einsum("bi,icjd->bcjd", features, self.covariance)
+        covariance = torch.einsum("bcjd,bj->bcd", half, features).double()
+        return DenseGaussian(mean, covariance * peak.double().square()[..., None])
+
+    def config(self) -> dict[str, Any]:
+        return {"head": self.head, "structure": self.structure, "likelihood": self.likelihood}
+
+    @classmethod
+    def from_saved(
+        cls, network: nn.Module, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> Self:
+        return cls(network, tensors=tensors, **config)
+
+    @property
+    def _has_bias(self) -> bool:
+        head: Any = self.network.get_submodule(self.head)
+        return head.bias is not None
+
+    def _point_and_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        head = self.network.get_submodule(self.head)
+        seen: list[Tensor] = []
+        with watching(self.network, {head: lambda module, args, output: seen.append(args[0])}):
+            mean = self.point(x)
+        if len(seen) != 1 or seen[0].dim() != 2:
+            what = f"{len(seen)} times" if len(seen) != 1 else f"on shape {tuple(seen[0].shape)}"
+            raise ValueError(
+                f"the last layer '{self.head}' ran {what}; the closed form needs it to run once, "
+                "on one feature vector per input"
+            )
+        return mean, seen[0]
+
+
+class _KroneckerGaussian(Gaussian):
+    """``V = scale * Q_B diag(squares @ spectrum) Q_B^T + bias_root bias_root^T``."""
+
+    def __init__(
+        self, mean: Tensor, squares: Tensor, scale: Tensor, head: LastLayerLaplace
+    ) -> None:
+        self.mean, self._squares, self._scale, self._head = mean, squares, scale, head
+        self._bias_root = head.bias_root.double() if head._has_bias else None
+
+    @property
+    def _eigenvalues(self) -> Tensor:
+        return self._scale * (self._squares @ self._head.spectrum).double()
+
+    @property
+    def variance(self) -> Tensor:
+        variance = self._scale * (self._squares @ self._head.marginal).double()
+        if self._bias_root is not None:
+            variance = variance + self._bias_root.square().sum(1)
+        return variance
+
+    @property
+    def row_sums(self) -> Tensor:
+        basis = self._head.out_basis.double()
+        sums = (self._eigenvalues * basis.sum(0)) @ basis.T
+        if self._bias_root is not None:
+            sums = sums + self._bias_root @ self._bias_root.sum(0)
+        return sums
+
+    @property
+    def covariance(self) -> Tensor:
+        basis = self._head.out_basis.double()
+        covariance = (basis * self._eigenvalues[:, None, :]) @ basis.T
+        if self._bias_root is not None:
+            covariance = covariance + self._bias_root @ self._bias_root.T
+        return covariance
+
+    def noise(self, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        shape = (n_samples, *self.mean.shape)
+        epsilon = standard_normal(shape, self.mean, generator)
+        noise = (self._eigenvalues.sqrt() * epsilon) @ self._head.out_basis.double().T
+        if self._bias_root is not None:
+            noise = noise + standard_normal(shape, self.mean, generator) @ self._bias_root.T
+        return noise
+
+
+class LaplacePosterior(Posterior):
+    """Any fitted laplace-torch object, through its own linearised predictive.
+
+    It holds on to that object, so it cannot be saved or exported.
+
+    Args:
+        la: The fitted object.
+    """
+
+    def __init__(self, la: Any) -> None:
+        network = la.model
+        super().__init__(network.model if _is_feature_extractor(network) else network)
+        self.la = la
+        self.likelihood = _likelihood(la)
+
+    def forward(self, x: Tensor) -> Gaussian:
+        mean = self.point(x)
+        # Its backends differentiate by autograd, whatever the caller's grad mode.
+        with torch.enable_grad():
+            its_mean, covariance = self.la._glm_predictive_distribution(x)
+        if covariance.dim() == 2:
+            return DiagonalGaussian(mean, covariance.detach())
+        outputs_of(its_mean, x)
+        return DenseGaussian(mean, covariance.detach())
+
+
+def from_laplace(la: Any) -> Posterior:
+    """A posterior from a fitted laplace-torch object.
+
+    Raises:
+        ValueError: It was not fitted, or its last layer cannot be read.
+    """
+    fitted = getattr(la, "_fitted", None)
+    if fitted is None:
+        fitted = getattr(la, "n_data", 0) > 0 and getattr(la, "H", None) is not None
+    if not fitted:
+        raise ValueError(
+            f"this {type(la).__name__} was not fitted: call la.fit(train_loader) before wrapping it"
+        )
+    structures = {"KronLLLaplace": "kron", "DiagLLLaplace": "diag", "FullLLLaplace": "full"}
+    structure = structures.get(type(la).__name__)
+    if structure is None or la.model.feature_reduction is not None:
+        return LaplacePosterior(la)
+    head = la.model.last_layer
+    out_features, in_features = head.weight.shape
+    bias = head.bias is not None
+    with torch.no_grad():
+        if structure == "kron":
+            tensors = _kron_tensors(la.posterior_precision, bias)
+        elif structure == "diag":
+            variance = la.posterior_variance
+            weight = variance[: out_features * in_features]
+            tensors = {"weight": weight.reshape(out_features, in_features).T.contiguous()}
+            if bias:
+                tensors["bias"] = variance[out_features * in_features :]
+        else:
+            tensors = {"covariance": _full_tensor(la.posterior_covariance, head)}
+    network = copy.deepcopy(la.model.model)
+    name = la.model._last_layer_name
+    _remove_its_hook(network.get_submodule(name))
+    return LastLayerLaplace(network, name, structure, tensors, _likelihood(la) or "classification")
+
+
+def _kron_tensors(precision: Any, bias: bool) -> dict[str, Tensor]:
+    """Bases and spectrum of a decomposed precision: the weight's block, then the bias's."""
+    (out_values, in_values), (out_basis, in_basis) = (
+        precision.eigenvalues[0],
+        precision.eigenvectors[0],
+    )
+    spectrum = 1 / (torch.outer(in_values, out_values) + precision.deltas[0])
+    tensors = {"in_basis": in_basis, "out_basis": out_basis, "spectrum": spectrum}
+    if bias:
+        (values,), (basis,) = precision.eigenvalues[1], precision.eigenvectors[1]
+        tensors["bias_root"] = basis * (values + precision.deltas[1]).rsqrt()
+    return tensors
+
+
+def _full_tensor(covariance: Tensor, head: nn.Linear) -> Tensor:
+    """``(P, P)`` over (weight row by row, bias) as ``(D', C, D', C)``, the bias as a feature."""
+    out_features, in_features = head.weight.shape
+    index = torch.arange(out_features * in_features).reshape(out_features, in_features).T
+    if head.bias is not None:
+        index = torch.cat([index, out_features * in_features + torch.arange(out_features)[None]])
+    order = index.reshape(-1).to(covariance.device)
+    return covariance[order][:, order].reshape(*index.shape, *index.shape)
+
+
+def _likelihood(la: Any) -> str | None:
+    name = str(getattr(la.likelihood, "value", la.likelihood))
+    return name if name in ("classification", "regression") else None
+
+
+def _is_feature_extractor(network: nn.Module) -> bool:
+    return type(network).__name__ == "FeatureExtractor" and hasattr(network, "last_layer")
+
+
+def _remove_its_hook(head: nn.Module) -> None:
+    """Drop the hook that laplace-torch leaves on the last layer; the copy must not need it."""
+    for key, hook in list(head._forward_hooks.items()):
+        if getattr(hook, "__module__", "").startswith("laplace."):
+            del head._forward_hooks[key]
+
+
+register_posterior("laplace.baselaplace.BaseLaplace", from_laplace)

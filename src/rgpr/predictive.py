@@ -1,0 +1,96 @@
+r"""From Gaussian outputs to class probabilities.
+
+The outputs are :math:`N(m, V + v I)`: the base posterior's mean and covariance, and the
+residual's variance ``v``. One output means two classes, with the outputs 0 and f.
+
+Variances are float64 and probabilities have the dtype of the mean.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .gaussian import Gaussian
+
+__all__ = ["bridge", "monte_carlo", "probit"]
+
+
+def probit(gaussian: Gaussian, v: Tensor) -> Tensor:
+    r"""Generalised probit: :math:`\mathrm{softmax}(m_i / \sqrt{1 + \pi/8\,(V_{ii} + v)})`.
+
+    Args:
+        gaussian: The base posterior's outputs, ``(B, C)``.
+        v: ``(B,)``, non-negative.
+
+    Returns:
+        ``(B, C)`` probabilities; ``(B, 2)`` for one output.
+    """
+    kappa = (1 + math.pi / 8 * (gaussian.variance + v[:, None])).rsqrt()
+    # Never larger than the mean, so it fits the mean's dtype; equal to it without variance.
+    return _softmax((gaussian.mean * kappa).to(gaussian.mean.dtype))
+
+
+def monte_carlo(samples: Tensor) -> Tensor:
+    """The mean of the softmax over samples: the last line of the paper's Algorithm 1.
+
+    Args:
+        samples: ``(S, B, C)`` outputs, the residual's noise in them.
+
+    Returns:
+        ``(B, C)`` probabilities; ``(B, 2)`` for one output.
+    """
+    return _softmax(samples).mean(0)
+
+
+def bridge(gaussian: Gaussian, v: Tensor) -> Tensor:
+    r"""Laplace bridge: the mean of the Dirichlet whose Laplace approximation has these moments.
+
+    With the mean and covariance projected on :math:`\sum_k f_k = 0`,
+
+    .. math:: \alpha_k \propto \frac{1}{V_{kk}}
+              \Big(1 - \frac2K + \frac{e^{m_k}}{K^2} \sum_l e^{-m_l}\Big),
+
+    in log space. Its match is poor for large variances, where the exponentials win over every
+    variance; dividing all moments by :math:`s = \bar V / \sqrt{K/2}`, the mean's by its root,
+    mends that. We do so where ``s > 1`` only: shrinking small variances to that scale too would
+    sharpen predictions without bound near the data. At zero variance the answer is the softmax.
+
+    Args:
+        gaussian: The base posterior's outputs, ``(B, C)``.
+        v: ``(B,)``, non-negative.
+
+    Returns:
+        ``(B, C)`` probabilities; ``(B, 2)`` for one output.
+    """
+    like = gaussian.mean
+    mean, diagonal = like.double(), gaussian.variance + v[:, None]
+    if mean.shape[1] == 1:
+        # Outputs -f/2 and f/2 lie in the projected space already.
+        mean = torch.cat([-mean / 2, mean / 2], dim=1)
+        diagonal = diagonal.expand_as(mean) / 4
+    else:
+        sums = gaussian.row_sums + v[:, None]
+        total = sums.sum(1, keepdim=True)
+        share = torch.where(total > 0, sums / total, 0.0)
+        mean = mean - share * mean.sum(1, keepdim=True)
+        projected = diagonal - share * sums
+        # Rounding of a difference: never below a sliver of what it started from.
+        diagonal = torch.maximum(projected, 1e-12 * diagonal)
+    K = mean.shape[1]
+    typical = diagonal.mean(1, keepdim=True)
+    scale = (typical / math.sqrt(K / 2)).clamp_min(1)
+    mean = mean * scale.rsqrt()
+    constant = math.log(1 - 2 / K) if K > 2 else -math.inf
+    spread = mean + torch.logsumexp(-mean, 1, keepdim=True) - 2 * math.log(K)
+    log_alpha = torch.logaddexp(spread, torch.full_like(spread, constant))
+    bridged = torch.softmax(log_alpha - diagonal.log(), -1)
+    return torch.where(typical > 0, bridged, torch.softmax(mean, -1)).to(like.dtype)
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    if logits.shape[-1] == 1:
+        logits = torch.cat([torch.zeros_like(logits), logits], dim=-1)
+    return torch.softmax(logits, -1)

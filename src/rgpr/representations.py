@@ -1,0 +1,295 @@
+"""Which layers of a network the residual reads, and reading them in the pass that predicts.
+
+A representation is named by its module, as in ``network.named_modules()``; a module that runs
+several times in one pass is numbered, ``"relu#0"``, ``"relu#1"``. The input is always the first
+representation, under the name ``"input"``.
+
+``layers="auto"`` takes the output of every hidden stage. A stage is a block (a submodule made of
+submodules, like the ``layer1`` .. ``layer4`` of a ResNet) or a layer with weights together with
+the normalisation and activation that follow it. The last stage makes the outputs and is left
+out, and so is a stem before the first block. Plain ``nn.Sequential`` containers are looked
+through. Where the activation is a function call, the representation is what goes into it: hooks
+see modules only.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .hooks import evaluating, watching
+
+__all__ = ["INPUT", "LayerChoice", "capture", "check_layers", "choose_layers"]
+
+INPUT = "input"
+LayerChoice = str | Sequence[str] | Callable[[str, nn.Module], bool]
+
+_SILENT = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
+_OUTPUT_ACTIVATIONS = (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d)
+_NORMALISATIONS = (
+    nn.modules.batchnorm._NormBase,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.LocalResponseNorm,
+    nn.RMSNorm,
+)
+
+
+@dataclass
+class _Call:
+    """One run of a module, and the runs it made."""
+
+    name: str
+    module: nn.Module
+    number: int = 0
+    input_shape: torch.Size | None = None
+    output: Tensor | None = None
+    problem: str = ""
+    calls: list[_Call] = field(default_factory=list)
+
+
+@contextmanager
+def capture(
+    network: nn.Module, layers: Sequence[str], consume: Callable[[int, Tensor], None]
+) -> Iterator[None]:
+    """Hand each representation to ``consume(index, h)`` during the next pass.
+
+    ``h`` is handed over at once, before an in-place operation can change it. The input is not
+    handed over: whoever calls the network has it.
+
+    Args:
+        network: The network whose next pass, by this thread, is read.
+        layers: Names as :func:`choose_layers` returns them.
+        consume: Called with the index in ``layers`` and the representation, ``(B, ...)``.
+
+    Raises:
+        RuntimeError: On leaving, if a layer did not run.
+    """
+    modules = dict(network.named_modules(remove_duplicate=False))
+    wanted: dict[nn.Module, dict[int, int]] = {}
+    for index, layer in enumerate(layers):
+        if layer != INPUT:
+            name, _, number = layer.partition("#")
+            wanted.setdefault(modules[name], {})[int(number or 0)] = index
+    runs: dict[nn.Module, int] = dict.fromkeys(wanted, 0)
+    missing = set(range(len(layers))) - {layers.index(INPUT)}
+
+    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        index = wanted[module].get(runs[module])
+        runs[module] += 1
+        if index is not None:
+            missing.discard(index)
+            consume(index, _first_tensor(output, layers[index]))
+
+    with watching(network, dict.fromkeys(wanted, after)):
+        yield
+    if missing:
+        raise RuntimeError(
+            f"the layers {[layers[i] for i in sorted(missing)]} did not run in this forward pass; "
+            "a network whose path depends on its input needs layers that always run"
+        )
+
+
+def check_layers(network: nn.Module, choice: LayerChoice) -> None:
+    """Refuse names that no module of the network has, before any data is seen.
+
+    Raises:
+        ValueError: Names the unknown layer and the nearest known ones.
+    """
+    if callable(choice) or choice == "auto":
+        return
+    names = [name for name, _ in network.named_modules(remove_duplicate=False) if name]
+    for pattern in _patterns(choice):
+        module = pattern.partition("#")[0]
+        if not any(fnmatchcase(name, module) for name in names):
+            raise ValueError(_unknown(pattern, names))
+
+
+def choose_layers(network: nn.Module, choice: LayerChoice, x: Tensor) -> list[str]:
+    """Names of the representations, in the order in which they are computed, input first.
+
+    Args:
+        network: The network; it runs once on ``x``, in evaluation mode.
+        choice: ``"auto"``; names and globs; or a function of (name, module) to bool.
+        x: A batch of inputs.
+
+    Raises:
+        ValueError: A name matches nothing that ran, or a chosen layer has no representation.
+    """
+    root = _trace(network, x)
+    finished = list(_in_order(root))
+    runs = Counter(id(call.module) for call in finished)
+
+    def label(call: _Call) -> str:
+        return f"{call.name}#{call.number}" if runs[id(call.module)] > 1 else call.name
+
+    if choice == "auto":
+        return [INPUT, *(label(call) for call in _auto(root, batch=len(x)))]
+    aliases: dict[int, list[str]] = {id(module): [] for module in network.modules()}
+    for name, module in network.named_modules(remove_duplicate=False):
+        aliases[id(module)].append(name)
+    if callable(choice):
+        chosen = [call for call in finished if choice(call.name, call.module)]
+    else:
+        ids: set[int] = set()
+        for pattern in _patterns(choice):
+            name, _, number = pattern.partition("#")
+            matches = [
+                call
+                for call in finished
+                if any(fnmatchcase(alias, name) for alias in aliases[id(call.module)])
+                and number in ("", str(call.number))
+            ]
+            if not matches:
+                raise ValueError(_unknown(pattern, [label(call) for call in finished]))
+            ids.update(id(call) for call in matches)
+        chosen = [call for call in finished if id(call) in ids]
+    for call in chosen:
+        problem = call.problem or _shape_problem(call, len(x))
+        if problem:
+            raise ValueError(f"layer '{label(call)}' cannot be a representation: {problem}")
+    return [INPUT, *(label(call) for call in chosen)]
+
+
+def _patterns(choice: str | Sequence[str]) -> list[str]:
+    patterns = [choice] if isinstance(choice, str) else list(choice)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(f"layers holds {pattern!r}; expected names of modules or globs")
+    return [pattern for pattern in patterns if pattern != INPUT]
+
+
+def _unknown(pattern: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(pattern, names, n=3)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+    shown = ", ".join(names[:40]) + (", ..." if len(names) > 40 else "")
+    return (
+        f"no layer '{pattern}' runs in this network{hint} Candidates: {shown or 'none'}. "
+        "(A functional activation such as F.relu has no name: take the module before it.)"
+    )
+
+
+def _first_tensor(output: Any, layer: str) -> Tensor:
+    """The representation in a module's output: itself, or the first of a tuple."""
+    while isinstance(output, tuple | list) and len(output) > 0:
+        output = output[0]
+    if not isinstance(output, Tensor):
+        raise TypeError(f"layer '{layer}' returned {type(output).__name__}, not a tensor")
+    return output
+
+
+def _trace(network: nn.Module, x: Tensor) -> _Call:
+    """Run the network once and write down which module ran inside which, in order."""
+    names = {module: name for name, module in reversed(list(network.named_modules()))}
+    outside = _Call("", nn.Identity())
+    stack = [outside]
+    runs: Counter[nn.Module] = Counter()
+
+    def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+        shape = args[0].shape if args and isinstance(args[0], Tensor) else None
+        call = _Call(names[module], module, runs[module], shape)
+        runs[module] += 1
+        stack[-1].calls.append(call)
+        stack.append(call)
+
+    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        call = stack.pop()
+        try:
+            call.output = _first_tensor(output, call.name).detach()
+        except TypeError as error:
+            call.problem = str(error)
+
+    with (
+        torch.no_grad(),
+        evaluating(network),
+        watching(network, dict.fromkeys(names, after), dict.fromkeys(names, before)),
+    ):
+        network(x)
+    return outside.calls[0]
+
+
+def _in_order(call: _Call) -> Iterator[_Call]:
+    """All runs below ``call``, in the order in which they finished; not the network itself."""
+    for child in call.calls:
+        yield from _in_order(child)
+        yield child
+
+
+def _shape_problem(call: _Call, batch: int) -> str:
+    output = call.output
+    if output is None or not output.is_floating_point():
+        return f"it returns {'nothing' if output is None else output.dtype}, not real numbers"
+    if output.dim() < 2 or len(output) != batch:
+        return (
+            f"its output has shape {tuple(output.shape)} for a batch of {batch}; "
+            "expected (B, ...) with the batch first"
+        )
+    return ""
+
+
+@dataclass
+class _Stage:
+    """A block or a layer with weights, and the last informative output before the next one."""
+
+    start: _Call
+    output: _Call
+
+    @property
+    def is_block(self) -> bool:
+        return bool(self.start.calls)
+
+
+def _auto(root: _Call, batch: int) -> list[_Call]:
+    """The outputs of the hidden stages; see the head of this file for the rule."""
+    calls = _flatten(root)
+    stages = _stages(calls)
+    # One stage that is itself a network (a wrapper, a backbone below a head): look inside.
+    while len(stages) <= 2 and any(stage.is_block for stage in stages):
+        calls = [inner for call in calls for inner in (_flatten(call) if call.calls else [call])]
+        stages = _stages(calls)
+    hidden = stages[:-1]
+    first_block = next((i for i, stage in enumerate(hidden) if stage.is_block), 0)
+    outputs = [stage.output for stage in hidden[first_block:]]
+    return [call for call in outputs if not call.problem and not _shape_problem(call, batch)]
+
+
+def _flatten(call: _Call) -> list[_Call]:
+    """The runs inside ``call``, looking through sequences that hold layers directly."""
+    flat: list[_Call] = []
+    for child in call.calls:
+        sequence = isinstance(child.module, nn.Sequential) and child.calls
+        if sequence and any(not grandchild.calls for grandchild in child.calls):
+            flat.extend(_flatten(child))
+        else:
+            flat.append(child)
+    return flat
+
+
+def _stages(calls: Iterable[_Call]) -> list[_Stage]:
+    stages: list[_Stage] = []
+    for call in calls:
+        if call.calls or _has_weights(call.module):
+            stages.append(_Stage(call, call))
+        elif stages and _refines(call):
+            stages[-1].output = call
+    return stages
+
+
+def _has_weights(module: nn.Module) -> bool:
+    refinement = isinstance(module, (*_NORMALISATIONS, nn.PReLU))
+    return not refinement and next(module.parameters(), None) is not None
+
+
+def _refines(call: _Call) -> bool:
+    """Normalisations and activations, also a user's own: same shape in and out, no weights."""
+    if isinstance(call.module, (*_SILENT, *_OUTPUT_ACTIVATIONS)) or call.output is None:
+        return False
+    return call.input_shape == call.output.shape

@@ -1,0 +1,50 @@
+r"""The ReLU-GP residual: representations in, variance out.
+
+.. math:: v(x) = \sum_{l=0}^{L-1} \sigma_l^2\, u_l(x), \qquad
+          u_l(x) = k(\mathrm{std}(h_l), \mathrm{std}(h_l); 1)
+
+with one DSCS kernel per representation; ``l = 0`` is the input and carries the theorem. ``v`` is
+linear in :math:`\sigma^2`, so ``u`` is all that tuning ever needs of the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .kernels import dscs_diag
+from .standardize import StableBuffers, Standardizer
+
+__all__ = ["Residual"]
+
+
+class Residual(StableBuffers):
+    """A kernel for each representation, and their scales ``sigma2``.
+
+    Args:
+        standardizers: One per representation, the input's first.
+        sigma2: ``(L,)``; zeros by default, which switches the residual off.
+    """
+
+    standardizers: nn.ModuleList
+    sigma2: Tensor
+
+    def __init__(
+        self, standardizers: Sequence[Standardizer], sigma2: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.standardizers = nn.ModuleList(standardizers)
+        device = standardizers[0].mean.device
+        zeros = torch.zeros(len(standardizers), dtype=torch.float64, device=device)
+        self.register_buffer("sigma2", zeros if sigma2 is None else sigma2.to(zeros))
+
+    def unit_variance(self, index: int, h: Tensor) -> Tensor:
+        """``u_l(x)``: ``(B,)`` in float64, for representation ``index`` of shape ``(B, ...)``."""
+        return dscs_diag(self.standardizers[index](h), dtype=torch.float64)
+
+    def forward(self, u: Tensor) -> Tensor:
+        """``v(x)``: ``(B,)`` in float64 from ``u`` of shape ``(B, L)``."""
+        # A kernel that is switched off stays off, also where its u is infinite.
+        return (torch.where(self.sigma2 > 0, u, 0.0) * self.sigma2).sum(-1)
