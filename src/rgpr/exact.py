@@ -77,7 +77,7 @@ class ResidualProcess:
         return mean, prior - whitened.square().sum(0)
 
     def _diagonal(self, x: Tensor) -> Tensor:
-        return torch.stack([self.gram(row, row).squeeze() for row in x.split(1)])
+        return torch.stack([self.gram(row, row).squeeze() for row in torch.split(x, 1)])
 
     def _linearise(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs ``(B,)`` and their gradients in the parameters ``(B, P)``."""

@@ -28,8 +28,9 @@ def plain_module(network: nn.Module) -> nn.Module:
     """
     if not isinstance(network, nn.Module):
         raise TypeError(f"expected an nn.Module, not {type(network).__name__}")
-    if hasattr(network, "_orig_mod"):  # what torch.compile returns
-        network = network._orig_mod
+    original = getattr(network, "_orig_mod", None)  # inside what torch.compile returns
+    if isinstance(original, nn.Module):
+        network = original
     if isinstance(network, torch.jit.ScriptModule):
         raise TypeError(
             "a TorchScript module does not run Python hooks, so its representations cannot be "

@@ -158,7 +158,7 @@ class RGPR(nn.Module):
         residual = Residual(
             [Standardizer(m.mean, m.std, r=r, dtype=dtypes[i]) for i, m in enumerate(moments)]
         )
-        rows = probe.items.split(64)
+        rows = torch.split(probe.items, 64)
         u = torch.cat([_read(network, layers, residual, x, network)[1] for x in rows])
         typical = u.quantile(0.95, dim=0)
         share = UNTUNED_VARIANCE / len(layers)

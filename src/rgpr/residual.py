@@ -31,9 +31,7 @@ class Residual(StableBuffers):
     standardizers: nn.ModuleList
     sigma2: Tensor
 
-    def __init__(
-        self, standardizers: Sequence[Standardizer], sigma2: Tensor | None = None
-    ) -> None:
+    def __init__(self, standardizers: Sequence[Standardizer], sigma2: Tensor | None = None) -> None:
         super().__init__()
         self.standardizers = nn.ModuleList(standardizers)
         device = standardizers[0].mean.device

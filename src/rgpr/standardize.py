@@ -27,7 +27,7 @@ class StableBuffers(nn.Module):
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
         kept = dict(self._buffers)
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, buffer in kept.items():
             moved = self._buffers[name]
             if buffer is not None and moved is not None:

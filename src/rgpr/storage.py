@@ -66,8 +66,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any]:
             version = int(metadata["rgpr_format"])
             if version > FORMAT:
                 raise ValueError(
-                    f"{path} has format {version} and this rgpr reads up to {FORMAT}; "
-                    "upgrade rgpr"
+                    f"{path} has format {version} and this rgpr reads up to {FORMAT}; upgrade rgpr"
                 )
             return {name: file.get_tensor(name) for name in file.keys()}, json.loads(  # noqa: SIM118
                 metadata["rgpr"]

@@ -51,9 +51,7 @@ class Posterior(StableBuffers):
         """Distribution of the ``C`` outputs for each of ``B`` inputs."""
         raise NotImplementedError
 
-    def sample(
-        self, x: Tensor, n_samples: int, generator: torch.Generator | None = None
-    ) -> Tensor:
+    def sample(self, x: Tensor, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Samples of the outputs, ``(S, B, C)``."""
         gaussian: Gaussian = self(x)
         return gaussian.sample(n_samples, generator)
@@ -91,14 +89,15 @@ def outputs_of(output: Any, x: Tensor) -> Tensor:
             "outputs, or an object that holds one as .logits. Wrap the network in a module that "
             "returns the tensor"
         )
-    if output.dim() == 1 and len(output) == len(x):
-        output = output[:, None]
-    if output.dim() != 2 or len(output) != len(x):
+    outputs: Tensor = output
+    if outputs.dim() == 1 and outputs.shape[0] == x.shape[0]:
+        outputs = outputs[:, None]
+    if outputs.dim() != 2 or outputs.shape[0] != x.shape[0]:
         raise ValueError(
-            f"the network returned shape {tuple(output.shape)} for {len(x)} inputs; "
+            f"the network returned shape {tuple(outputs.shape)} for {x.shape[0]} inputs; "
             "expected (B, C), one vector of outputs per input"
         )
-    return output
+    return outputs
 
 
 _Builder = Callable[[Any], Posterior]

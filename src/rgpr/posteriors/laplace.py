@@ -52,6 +52,15 @@ class LastLayerLaplace(Posterior):
 
     kind = "last-layer-laplace"
 
+    in_basis: Tensor
+    out_basis: Tensor
+    spectrum: Tensor
+    marginal: Tensor
+    bias_root: Tensor
+    weight: Tensor
+    bias: Tensor
+    covariance: Tensor
+
     def __init__(
         self,
         network: nn.Module,

@@ -1,0 +1,233 @@
+"""The whole story in a minute: two small networks, with and without the residual.
+
+Digits (8 x 8 images, ten classes) show confidence against distance, two moons show it as a map.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+from sklearn.datasets import load_digits, make_moons
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+from tqdm import tqdm
+
+from .metrics import accuracy, confidence, ece
+from .model import RGPR
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # deprecations inside its dependencies
+    import laplace
+
+__all__ = ["run"]
+
+ALPHAS = (1.0, 10.0, 100.0, 1e4, 1e6)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Inputs and labels."""
+
+    name: str
+    classes: int
+    train: TensorDataset
+    test: tuple[Tensor, Tensor]
+
+
+def run(out: Path, *, seed: int = 0, quick: bool = False) -> dict[str, Any]:
+    """Train, wrap, print and draw; returns what ``results.json`` holds.
+
+    Args:
+        out: Folder for the files; made if missing.
+        seed: Seed of the data, the networks and their training.
+        quick: A tenth of the training and coarse maps.
+    """
+    started = time.perf_counter()
+    out.mkdir(parents=True, exist_ok=True)
+    results: dict[str, Any] = {}
+    pictures = []
+    for task in (digits(seed), moons(seed)):
+        torch.manual_seed(seed)
+        network = train(task, epochs=10 if quick else 100)
+        models = wrap(network, task)
+        results[task.name] = evaluate(models, task)
+        print_table(task, results[task.name])
+        if task.name == "digits":
+            pictures.append(draw_far_away(models, task, out / "confidence-far-away.png"))
+        else:
+            resolution = 40 if quick else 200
+            pictures.append(draw_moons(models, task, out / "moons.png", resolution))
+    report = out / "results.json"
+    temporary = report.with_suffix(".json.part")
+    temporary.write_text(json.dumps(results, indent=2) + "\n")
+    os.replace(temporary, report)
+    print(f"\nDone in {time.perf_counter() - started:.0f} s. Look at:")
+    for path in (*pictures, report):
+        print(f"  {path.resolve()}")
+    return results
+
+
+def digits(seed: int) -> Task:
+    images, labels = load_digits(return_X_y=True)
+    return _split("digits", 10, images / 16, labels, seed)
+
+
+def moons(seed: int) -> Task:
+    points, labels = make_moons(1000, noise=0.1, random_state=seed)
+    return _split("two moons", 2, points, labels, seed)
+
+
+def _split(
+    name: str, classes: int, inputs: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], seed: int
+) -> Task:
+    order = np.random.default_rng(seed).permutation(len(inputs))
+    x = torch.tensor(inputs[order], dtype=torch.float32)
+    y = torch.tensor(labels[order], dtype=torch.long)
+    cut = int(0.7 * len(x))
+    return Task(name, classes, TensorDataset(x[:cut], y[:cut]), (x[cut:], y[cut:]))
+
+
+def train(task: Task, epochs: int) -> nn.Module:
+    """A ReLU network with two hidden layers, by Adam with weight decay."""
+    inputs = task.train.tensors[0].shape[1]
+    network = nn.Sequential(
+        nn.Linear(inputs, 100),
+        nn.ReLU(),
+        nn.Linear(100, 100),
+        nn.ReLU(),
+        nn.Linear(100, task.classes),
+    )
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3, weight_decay=5e-4)
+    loader = DataLoader(task.train, batch_size=64, shuffle=True)
+    for _ in tqdm(range(epochs), desc=f"training on {task.name}", leave=False, disable=None):
+        for x, y in loader:
+            optimizer.zero_grad()
+            cross_entropy(network(x), y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return network.eval()
+
+
+def wrap(network: nn.Module, task: Task) -> dict[str, RGPR]:
+    """The network as it is and with last-layer Laplace, each without and with the residual."""
+    loader = DataLoader(task.train, batch_size=256)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # laplace-torch's advice about its own defaults
+        la = laplace.Laplace(
+            network, "classification", subset_of_weights="last_layer", hessian_structure="kron"
+        )
+        la.fit(loader)
+        la.optimize_prior_precision(method="marglik")
+    models: dict[str, RGPR] = {}
+    for name, base in (("MAP", network), ("last-layer Laplace", la)):
+        extended = RGPR(base).fit(loader)
+        plain = RGPR(base, layers="input").fit(loader)
+        plain.sigma2 = 0.0
+        models |= {name: plain, f"{name} + RGPR": extended}
+    return models
+
+
+@torch.no_grad()
+def evaluate(models: Mapping[str, RGPR], task: Task) -> dict[str, Any]:
+    """Accuracy, calibration, and mean confidence as the test inputs are scaled away."""
+    x, y = task.test
+    rows = {}
+    for name, model in models.items():
+        probabilities = model(x)
+        rows[name] = {
+            "accuracy": accuracy(probabilities, y),
+            "ece": ece(probabilities, y),
+            "confidence": {f"{a:g}": confidence(model(a * x)).mean().item() for a in ALPHAS},
+        }
+    return {"classes": task.classes, "uniform": 1 / task.classes, "models": rows}
+
+
+def print_table(task: Task, result: Mapping[str, Any]) -> None:
+    print(f"\n{task.name}: {task.classes} classes, so 1/C = {result['uniform']:.3f}")
+    print(f"{'':26}{'accuracy':>9}{'ECE':>8}   mean confidence at alpha * x, alpha =")
+    print(f"{'':43}" + "".join(f"{alpha:>9g}" for alpha in ALPHAS))
+    for name, row in result["models"].items():
+        far = "".join(f"{value:>9.3f}" for value in row["confidence"].values())
+        print(f"{name:26}{row['accuracy']:>9.1%}{row['ece']:>8.1%}{far}")
+
+
+@torch.no_grad()
+def draw_far_away(models: Mapping[str, RGPR], task: Task, path: Path) -> Path:
+    """Confidence against alpha: means, and one standard deviation as a band."""
+    x = task.test[0]
+    alphas = np.geomspace(1, 1e7, 71)
+    figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
+    for index, (name, model) in enumerate(models.items()):
+        values = torch.stack([confidence(model(float(a) * x)) for a in alphas])
+        mean, std = values.mean(1).numpy(), values.std(1).numpy()
+        color = f"C{index // 2}"
+        style = "-" if index % 2 else "--"
+        axes.plot(alphas, mean, style, color=color, label=name)
+        axes.fill_between(
+            alphas, mean - std, np.minimum(mean + std, 1), color=color, alpha=0.12, lw=0
+        )
+    axes.axhline(1 / task.classes, color="0.3", lw=1, ls=":", label="1/C")
+    axes.set(
+        xscale="log",
+        ylim=(0, 1.03),
+        xlabel=r"$\alpha$: test inputs scaled away from the data",
+        ylabel="confidence",
+        title=f"Far from the data ({task.name})",
+    )
+    axes.legend(loc="center right", fontsize=8, frameon=False)
+    return _save(figure, path)
+
+
+@torch.no_grad()
+def draw_moons(models: Mapping[str, RGPR], task: Task, path: Path, resolution: int) -> Path:
+    """Confidence over the plane, near the data and from far away."""
+    x, y = task.train.tensors
+    figure, axes = plt.subplots(
+        2, len(models), figsize=(11, 5.4), layout="constrained", sharex="row", sharey="row"
+    )
+    for row, (width, label) in enumerate(((3.0, "zoomed in"), (1000.0, "zoomed out"))):
+        ticks = torch.linspace(-width, width, resolution)
+        grid = torch.cartesian_prod(ticks, ticks)
+        for column, (name, model) in enumerate(models.items()):
+            panel = axes[row, column]
+            image = confidence(model(grid)).reshape(resolution, resolution).T
+            shown = panel.imshow(
+                image,
+                origin="lower",
+                extent=(-width, width, -width, width),
+                vmin=0.5,
+                vmax=1,
+                cmap="Blues",
+                aspect="auto",
+            )
+            for label_index, color in enumerate(("C1", "C3")):
+                chosen = x[y == label_index]
+                panel.scatter(chosen[:, 0], chosen[:, 1], s=2, color=color, lw=0)
+            panel.locator_params(nbins=4)
+            if row == 0:
+                panel.set_title(name, fontsize=10)
+            if column == 0:
+                panel.set_ylabel(label)
+    figure.colorbar(shown, ax=axes, label="confidence", shrink=0.8)
+    return _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> Path:
+    temporary = path.with_suffix(".part.png")
+    figure.savefig(temporary, dpi=120)
+    os.replace(temporary, path)
+    plt.close(figure)
+    return path

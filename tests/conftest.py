@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import settings
+from networks import Task, train_digits
+
+# Derandomised: a failure in CI is a failure at home. Examples take as long as they take.
+settings.register_profile("rgpr", derandomize=True, deadline=None, max_examples=60)
+settings.load_profile("rgpr")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import laplace  # noqa: F401  its dependencies warn once, on first import
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def digits() -> Task:
+    """A ReLU network trained on scikit-learn's digits. Not to be changed by a test."""
+    return train_digits()

@@ -1,0 +1,58 @@
+"""Slow, obvious, float64 versions of what the library does, read off the paper."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import torch
+from torch import Tensor, nn
+
+
+def cubic_spline_polynomial(x: float, y: float, c: float = 0.0) -> float:
+    """The paper's expanded formula of the cubic spline kernel, in exact arithmetic."""
+    fx, fy, fc = Fraction(x), Fraction(y), Fraction(c)
+    low = min(fx, fy)
+    if low <= fc:
+        return 0.0
+    return float(
+        (low**3 - fc**3) / 3 - (low**2 - fc**2) / 2 * (fx + fy) + (low - fc) * fx * fy
+    )
+
+
+def dscs_sum(x: Tensor, y: Tensor, c: float = 0.0) -> float:
+    """Features pointing right plus features pointing left, averaged over dimensions."""
+    pairs = [(float(a), float(b)) for a, b in zip(x, y, strict=True)]
+    right = [cubic_spline_polynomial(a, b, c) for a, b in pairs]
+    left = [cubic_spline_polynomial(-a, -b, c) for a, b in pairs]
+    return math.fsum(right + left) / len(pairs)
+
+
+def unit_variance(h: Tensor, training: Tensor) -> Tensor:
+    """u of one representation: standardise by the training data, then the mean of |z|^3 / 3."""
+    h, training = h.flatten(1).double(), training.flatten(1).double()
+    mean, std = training.mean(0), training.std(0, correction=0)
+    return ((h - mean) / std).abs().pow(3).mean(1) / 3
+
+
+def jacobian(network: nn.Module, x: Tensor) -> Tensor:
+    """Gradients of every output in every parameter, one backward pass each: (B, C, P)."""
+    rows = []
+    for example in x:
+        outputs = network(example[None])[0]
+        rows.append(
+            torch.stack(
+                [
+                    torch.cat(
+                        [
+                            g.reshape(-1)
+                            for g in torch.autograd.grad(
+                                output, list(network.parameters()), retain_graph=True
+                            )
+                        ]
+                    )
+                    for output in outputs
+                ]
+            )
+        )
+    return torch.stack(rows).detach()
