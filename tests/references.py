@@ -15,9 +15,7 @@ def cubic_spline_polynomial(x: float, y: float, c: float = 0.0) -> float:
     low = min(fx, fy)
     if low <= fc:
         return 0.0
-    return float(
-        (low**3 - fc**3) / 3 - (low**2 - fc**2) / 2 * (fx + fy) + (low - fc) * fx * fy
-    )
+    return float((low**3 - fc**3) / 3 - (low**2 - fc**2) / 2 * (fx + fy) + (low - fc) * fx * fy)
 
 
 def dscs_sum(x: Tensor, y: Tensor, c: float = 0.0) -> float:

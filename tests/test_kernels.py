@@ -195,9 +195,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 def test_gram_of_4000_points_in_100_dimensions_fits() -> None:
     """The answer takes 64 MB (and briefly a few copies), an n x m x N tensor would take 6.4 GB."""
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
-    done = subprocess.run(
-        [sys.executable, "-c", _GRAM], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", _GRAM], capture_output=True, text=True, check=True)
     assert int(done.stdout) / 1024 < 500
 
 

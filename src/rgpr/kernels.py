@@ -172,23 +172,10 @@ def dscs_gram(
     X = X.expand(*batch, n, N).reshape(batch.numel(), n, N)
     Y = Y.expand(*batch, m, N).reshape(batch.numel(), m, N)
     size = _GRAM_BLOCK.get(X.device.type, _GRAM_BLOCK_ELSEWHERE)
-    columns = max(1, min(m, size // N))
-    rows = max(1, size // (columns * N))
+    side = max(1, math.isqrt(size // N))
     needs_grad = torch.is_grad_enabled() and (X.requires_grad or Y.requires_grad)
-
-    def block(x: Tensor, y: Tensor) -> Tensor:
-        args = (x[:, None, :], y[None, :, :], offset)
-        if needs_grad:
-            return checkpoint(_dscs, *args, use_reentrant=False)
-        return _dscs(*args)
-
-    def gram(x: Tensor, y: Tensor) -> Tensor:
-        parts = torch.split(y, columns)
-        return torch.cat(
-            [torch.cat([block(r, c) for c in parts], dim=1) for r in torch.split(x, rows)]
-        )
-
-    grams = [gram(x, y) for x, y in zip(X, Y, strict=True)]
+    gram = _gram_with_grad if needs_grad else _gram
+    grams = [gram(x, y, offset, side) for x, y in zip(X, Y, strict=True)]
     k = torch.stack(grams).reshape(*batch, n, m) if grams else X.new_zeros(*batch, n, m)
     if isinstance(variance, Tensor):
         variance = variance[..., None, None]
@@ -237,6 +224,33 @@ def _dscs(x: Tensor, y: Tensor, offset: float | Tensor) -> Tensor:
     # 3 M - m = 3 (M + m) - 4 m; where m is zero, the other factor does not matter.
     k: Tensor = (m * m * (3 * (x.abs() + y.abs() - 2 * offset) - 4 * m)).mean(-1) / 6
     return k
+
+
+def _gram(x: Tensor, y: Tensor, offset: float | Tensor, side: int) -> Tensor:
+    """Unit-variance kernel matrix, block by block into the answer's own memory."""
+    k = x.new_empty(len(x), len(y))
+    for i in range(0, len(x), side):
+        for j in range(0, len(y), side):
+            k[i : i + side, j : j + side] = _dscs(
+                x[i : i + side, None], y[None, j : j + side], offset
+            )
+    return k
+
+
+def _gram_with_grad(x: Tensor, y: Tensor, offset: float | Tensor, side: int) -> Tensor:
+    """The same for autograd, which keeps every block's inputs and computes the rest anew."""
+    return torch.cat(
+        [
+            torch.cat(
+                [
+                    checkpoint(_dscs, rows[:, None], columns[None], offset, use_reentrant=False)
+                    for columns in torch.split(y, side)
+                ],
+                dim=1,
+            )
+            for rows in torch.split(x, side)
+        ]
+    )
 
 
 def _common(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:

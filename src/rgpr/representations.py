@@ -32,8 +32,14 @@ __all__ = ["INPUT", "LayerChoice", "capture", "check_layers", "choose_layers"]
 INPUT = "input"
 LayerChoice = str | Sequence[str] | Callable[[str, nn.Module], bool]
 
-_SILENT = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
-_OUTPUT_ACTIVATIONS = (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d)
+_SILENT = (
+    nn.Identity,
+    nn.Flatten,
+    nn.Unflatten,
+    nn.modules.dropout._DropoutNd,
+    nn.Softmax,
+    nn.LogSoftmax,
+)
 _NORMALISATIONS = (
     nn.modules.batchnorm._NormBase,
     nn.GroupNorm,
@@ -290,6 +296,7 @@ def _has_weights(module: nn.Module) -> bool:
 
 def _refines(call: _Call) -> bool:
     """Normalisations and activations, also a user's own: same shape in and out, no weights."""
-    if isinstance(call.module, (*_SILENT, *_OUTPUT_ACTIVATIONS)) or call.output is None:
+    pooling = type(call.module).__module__ == nn.modules.pooling.__name__
+    if pooling or isinstance(call.module, _SILENT) or call.output is None:
         return False
     return call.input_shape == call.output.shape

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import torch
+
+from rgpr.kernels import dscs_diag
+from rgpr.residual import Residual
+from rgpr.standardize import Standardizer
+
+
+def residual(sigma2: list[float] | None = None) -> Residual:
+    standardizers = [Standardizer(torch.randn(n), torch.rand(n) + 0.5) for n in (3, 8)]
+    return Residual(standardizers, None if sigma2 is None else torch.tensor(sigma2))
+
+
+def test_u_is_the_kernel_of_the_standardised_representation() -> None:
+    r, h = residual(), torch.randn(5, 2, 4)
+    z = (h.flatten(1).double() - r.standardizers[1].mean) / r.standardizers[1].scale
+    u = r.unit_variance(1, h)
+    assert u.dtype == torch.float64
+    torch.testing.assert_close(u, dscs_diag(z), rtol=1e-5, atol=0)
+
+
+def test_v_is_linear_in_sigma2() -> None:
+    u = torch.rand(5, 2, dtype=torch.float64)
+    expected = 0.5 * u[:, 0] + 2 * u[:, 1]
+    torch.testing.assert_close(residual([0.5, 2.0])(u), expected)
+    assert torch.equal(residual()(u), torch.zeros(5, dtype=torch.float64))
+
+
+def test_a_kernel_that_is_off_stays_off_at_infinity() -> None:
+    u = torch.tensor([[1.0, torch.inf], [torch.inf, 1.0]], dtype=torch.float64)
+    assert residual([0.5, 0.0])(u).tolist() == [0.5, torch.inf]
