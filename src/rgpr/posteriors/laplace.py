@@ -82,10 +82,9 @@ class LastLayerLaplace(Posterior):
 
     def forward(self, x: Tensor) -> Gaussian:
         mean, features = self._point_and_features(x)
-        features = features.to(torch.promote_types(features.dtype, torch.float32))
         peak = features.detach().abs().amax(1, keepdim=True)
         peak = torch.where((peak > 0) & (peak < torch.inf), peak, 1.0)
-        features = features / peak
+        features = (features / peak).to(next(self.buffers(recurse=False)).dtype)
         if self.structure == "kron":
             squares = (features @ self.in_basis).square()
             return _KroneckerGaussian(mean, squares, peak.double().square(), self)
@@ -95,7 +94,7 @@ class LastLayerLaplace(Posterior):
                 variance = variance + self.bias
             return DiagonalGaussian(mean, variance)
         if self._has_bias:
-            features = torch.cat([features, 1 / peak], dim=1)
+            features = torch.cat([features, (1 / peak).to(features.dtype)], dim=1)
         half = torch.einsum("bi,icjd->bcjd", features, self.covariance)
         covariance = torch.einsum("bcjd,bj->bcd", half, features).double()
         return DenseGaussian(mean, covariance * peak.double().square()[..., None])

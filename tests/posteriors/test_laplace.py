@@ -1,0 +1,285 @@
+"""Against laplace-torch itself, and against Jacobians and covariances written out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from laplace import Laplace, LowRankLaplace
+from laplace.curvature import CurvlinopsGGN
+from laplace.utils import LargestMagnitudeSubnetMask
+from networks import Task, blobs, mlp
+from references import jacobian
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import rgpr
+from rgpr.posteriors import LaplacePosterior, LastLayerLaplace
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+LAST_LAYER = ["kron", "diag", "full"]
+
+
+def fitted(
+    network: nn.Module,
+    likelihood: str = "classification",
+    subset: str = "last_layer",
+    structure: str = "kron",
+    outputs: int = 3,
+    **kwargs: Any,
+) -> tuple[Any, torch.Tensor]:
+    x, y = blobs(classes=outputs)
+    x = x.to(next(network.parameters()).dtype)
+    if likelihood == "regression":
+        y = torch.randn(len(x), outputs, dtype=x.dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        la = Laplace(
+            network,
+            likelihood,
+            subset_of_weights=subset,
+            hessian_structure=structure,
+            prior_precision=0.7,
+            **kwargs,
+        )
+        la.fit(DataLoader(TensorDataset(x, y), batch_size=40))
+    return la, x
+
+
+@pytest.mark.parametrize("structure", LAST_LAYER)
+@pytest.mark.parametrize("likelihood", ["classification", "regression"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_last_layer_is_laplace_torchs_glm_predictive(
+    structure: str, likelihood: str, bias: bool
+) -> None:
+    network = mlp()
+    network[-1] = nn.Linear(16, 3, bias=bias)
+    la, x = fitted(network, likelihood, structure=structure)
+    posterior = rgpr.as_posterior(la)
+    assert isinstance(posterior, LastLayerLaplace)
+    assert posterior.likelihood == likelihood
+    mean, covariance = la._glm_predictive_distribution(5 * x)
+    gaussian = posterior(5 * x)
+    torch.testing.assert_close(gaussian.mean, mean, rtol=1e-5, atol=1e-6)
+    close = {"rtol": 1e-5, "atol": 1e-5 * float(covariance.abs().max())}
+    torch.testing.assert_close(gaussian.covariance, covariance.double(), **close)
+    torch.testing.assert_close(
+        gaussian.variance, covariance.double().diagonal(dim1=1, dim2=2), **close
+    )
+    torch.testing.assert_close(gaussian.row_sums, covariance.double().sum(-1), **close)
+    samples = gaussian.noise(100_000, torch.Generator().manual_seed(0))[:, 0]
+    spread = float(gaussian.variance[0].max())
+    torch.testing.assert_close(samples.T.cov(), gaussian.covariance[0], rtol=0, atol=0.03 * spread)
+
+
+@pytest.mark.parametrize("structure", LAST_LAYER)
+def test_last_layer_against_jacobians(structure: str) -> None:
+    """J Sigma J^T with both written out, for the last layer's own parameters."""
+    la, x = fitted(mlp().double(), structure=structure)
+    posterior = rgpr.as_posterior(la)
+    features = posterior.network[:-1](x[:7]).detach()
+    J = jacobian(posterior.network[-1], features)
+    precision = la.posterior_precision
+    dense = precision if structure == "full" else None
+    if structure == "kron":
+        dense = precision.to_matrix(exponent=1)
+    if structure == "diag":
+        dense = precision.diag()
+    expected = J @ torch.linalg.inv(dense) @ J.mT
+    torch.testing.assert_close(posterior(x[:7]).covariance, expected)
+
+
+@pytest.mark.parametrize("structure", LAST_LAYER)
+def test_sigma2_zero_is_laplace_torchs_own_answer(structure: str) -> None:
+    la, x = fitted(mlp(), structure=structure)
+    model = rgpr.RGPR(la).fit([x])
+    model.sigma2 = 0
+    torch.testing.assert_close(model(x), la(x, link_approx="probit"), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("structure", LAST_LAYER)
+def test_regression_pair_has_laplace_torchs_shapes(structure: str) -> None:
+    la, x = fitted(mlp(), "regression", structure=structure)
+    model = rgpr.RGPR(la).fit([x])
+    assert model.likelihood == "regression"
+    mean, covariance = model(x)
+    its_mean, its_covariance = la(x)
+    assert covariance.shape == its_covariance.shape == (120, 3, 3)
+    torch.testing.assert_close(mean, its_mean)
+    added = covariance - its_covariance
+    expected = torch.diag_embed(model.variance(x)[:, None].expand(-1, 3))
+    torch.testing.assert_close(added, expected, rtol=1e-4, atol=1e-5)
+    its_mean, its_variance = la(x, diagonal_output=True)
+    mean, variance = model(x, diagonal_output=True)
+    torch.testing.assert_close(
+        variance, its_variance + model.variance(x)[:, None], rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("structure", LAST_LAYER)
+def test_features_as_large_as_float32_allows(structure: str) -> None:
+    la, x = fitted(mlp(), structure=structure)
+    posterior = rgpr.as_posterior(la)
+    reference = rgpr.as_posterior(la).double()
+    far = 1e25 * x
+    variance = posterior(far).variance
+    assert variance.isfinite().all()
+    torch.testing.assert_close(variance, reference(far.double()).variance, rtol=1e-3, atol=0)
+
+
+def test_the_posterior_stands_on_its_own() -> None:
+    """Neither the user's network nor the Laplace object is touched or needed."""
+    network = mlp()
+    before = {k: v.clone() for k, v in network.state_dict().items()}
+    la, x = fitted(network)
+    model = rgpr.RGPR(la).fit([x])
+    expected = model(x)
+    assert not any(m._forward_hooks for m in model.posterior.network.modules())
+    assert any(m._forward_hooks for m in la.model.modules())  # laplace-torch's own, still there
+    la.prior_precision = 1e6
+    del la
+    assert torch.equal(model(x), expected)
+    assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("subset", "structure"),
+    [
+        ("all", "kron"),
+        ("all", "diag"),
+        ("all", "full"),
+        ("all", "gp"),
+        ("last_layer", "gp"),
+        ("subnetwork", "full"),
+    ],
+)
+@pytest.mark.parametrize("likelihood", ["classification", "regression"])
+def test_everything_else_goes_through_laplace_torch(
+    subset: str, structure: str, likelihood: str
+) -> None:
+    network, kwargs = mlp(), {}
+    if subset == "subnetwork":
+        mask = LargestMagnitudeSubnetMask(network, n_params_subnet=20)
+        kwargs["subnetwork_indices"] = mask.select()
+    if structure == "gp":
+        kwargs["n_subset"] = 30
+    la, x = fitted(network, likelihood, subset, structure, **kwargs)
+    model = rgpr.RGPR(la).fit([x])
+    assert isinstance(model.posterior, LaplacePosterior)
+    assert model.layers == ["input", "1", "3"]
+    x = 4 * x[:20]
+    its_mean, its_covariance = la._glm_predictive_distribution(x)
+    with torch.no_grad():
+        if likelihood == "classification":
+            model.sigma2 = 0
+            torch.testing.assert_close(model(x), la(x), rtol=1e-5, atol=1e-6)
+            model.sigma2 = 1
+            torch.testing.assert_close(
+                model(1e9 * x), torch.full((20, 3), 1 / 3), atol=1e-3, rtol=0
+            )
+            assert model(x, link_approx="mc").shape == (20, 3)
+        else:
+            mean, covariance = model(x)
+            torch.testing.assert_close(mean, its_mean, rtol=1e-5, atol=1e-6)
+            expected = its_covariance.double() + model.variance(x)[:, None, None] * torch.eye(3)
+            torch.testing.assert_close(covariance, expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(TypeError, match="LaplacePosterior predicts through"):
+        model.save("never.safetensors")
+
+
+def test_low_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its eigensolver wants a package that is on no registry; of full rank it is ``full``.
+
+    So the eigenvectors come from the full Hessian here, and all else is laplace-torch's own.
+    """
+    full, x = fitted(mlp(), subset="all", structure="full")
+    monkeypatch.setattr("laplace.baselaplace.find_spec", lambda name: name)
+    low = LowRankLaplace(full.model, "classification", CurvlinopsGGN, prior_precision=0.7)
+    values, vectors = torch.linalg.eigh(full.H)
+    kept = values > 1e-6 * values.max()
+    low.H, low.mean = (vectors[:, kept], values[kept]), full.mean
+    low.n_data, low.n_outputs = full.n_data, full.n_outputs
+    model = rgpr.RGPR(low).fit([x])
+    torch.testing.assert_close(
+        model.posterior(x).covariance, low._glm_predictive_distribution(x)[1].double()
+    )
+    torch.testing.assert_close(model(x), rgpr.RGPR(full).fit([x])(x), rtol=1e-3, atol=1e-4)
+
+
+def test_unfitted_objects_are_refused() -> None:
+    for subset, structure in (("last_layer", "kron"), ("all", "diag"), ("all", "gp")):
+        kwargs = {"n_subset": 10} if structure == "gp" else {}
+        la = Laplace(mlp(), "classification", subset, structure, **kwargs)
+        with pytest.raises(ValueError, match=r"not fitted: call la\.fit"):
+            rgpr.RGPR(la)
+
+
+def test_likelihoods_must_agree() -> None:
+    la, _ = fitted(mlp(), "regression")
+    with pytest.raises(ValueError, match="the base was fitted for regression"):
+        rgpr.RGPR(la, likelihood="classification")
+
+
+def test_a_head_that_is_not_one_vector_is_refused() -> None:
+    class Sequence(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.body(x)[:, None]).mean(1)
+
+    tensors = {"weight": torch.ones(5, 3), "bias": torch.ones(3)}
+    posterior = LastLayerLaplace(Sequence(), "head", "diag", tensors, "classification")
+    with pytest.raises(ValueError, match=r"'head' ran on shape \(2, 1, 5\)"):
+        posterior(torch.randn(2, 4))
+    with pytest.raises(ValueError, match="no linear layer 'tail'"):
+        LastLayerLaplace(Sequence(), "tail", "diag", tensors, "classification")
+
+
+_MANY_CLASSES = """
+import resource, torch
+from torch import nn
+from rgpr import RGPR
+from rgpr.posteriors import LastLayerLaplace
+C, D, B = 1000, 512, 256
+network = nn.Sequential(nn.Linear(64, D), nn.ReLU(), nn.Linear(D, C))
+orthogonal = lambda n: torch.linalg.qr(torch.randn(n, n))[0]
+tensors = {"in_basis": orthogonal(D), "out_basis": orthogonal(C), "spectrum": torch.rand(D, C),
+           "bias_root": orthogonal(C)}
+x = torch.randn(B, 64)
+model = RGPR(LastLayerLaplace(network, "2", "kron", tensors, "classification")).fit([x])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with torch.no_grad():
+    for link in ("probit", "bridge"):
+        assert model(x, link_approx=link).shape == (B, C)
+    assert model(x, link_approx="mc", n_samples=10).shape == (B, C)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_thousand_classes_fit_into_a_gigabyte() -> None:
+    """Jacobians would take C * P * B numbers: 525 GB."""
+    done = subprocess.run(
+        [sys.executable, "-c", _MANY_CLASSES], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) / 1024**2 < 1
+
+
+def test_far_away_on_digits(digits: Task) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        la = Laplace(digits.network, "classification", "last_layer", "kron")
+        la.fit(digits.loader())
+        its = la(1e4 * digits.x).amax(1).mean()
+    model = rgpr.RGPR(la).fit(digits.loader())
+    with torch.no_grad():
+        assert its > 0.5  # bounded away from 1, and from 1/C
+        assert float(model(1e8 * digits.x).amax(1).max()) == pytest.approx(0.1, abs=2e-3)
+        near, base = model(digits.x), la(digits.x)
+    assert (near.argmax(1) == base.argmax(1)).all()
+    assert float((near - base).abs().mean()) < 0.01
