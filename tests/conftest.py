@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from hypothesis import settings
+
 from networks import Task, train_digits
 
 # Derandomised: a failure in CI is a failure at home. Examples take as long as they take.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 def mlp(inputs: int = 4, outputs: int = 3, width: int = 16, hidden: int = 2) -> nn.Sequential:
     sizes = [inputs] + [width] * hidden
     layers: list[nn.Module] = []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in itertools.pairwise(sizes):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from references import cubic_spline_polynomial, dscs_sum
 
+from references import cubic_spline_polynomial, dscs_sum
 from rgpr.kernels import cubic_spline, dscs, dscs_diag, dscs_gram, relu_features
 
 reals = st.floats(-1e3, 1e3, allow_subnormal=False)

@@ -46,9 +46,11 @@ def laplace_torch_bridge(gaussian: DenseGaussian, v: Tensor, normalise: bool) ->
     mean, K = gaussian.mean.clone(), gaussian.mean.shape[1]
     f_var = gaussian.covariance + v[:, None, None] * torch.eye(K)
     mean -= f_var.sum(-1) * mean.sum(-1)[:, None] / f_var.sum((1, 2))[:, None]
-    f_var = f_var - torch.einsum("bi,bj->bij", f_var.sum(-1), f_var.sum(-2)) / f_var.sum((1, 2))[
-        :, None, None
-    ]
+    f_var = (
+        f_var
+        - torch.einsum("bi,bj->bij", f_var.sum(-1), f_var.sum(-2))
+        / f_var.sum((1, 2))[:, None, None]
+    )
     diagonal = f_var.diagonal(dim1=1, dim2=2)
     if normalise:
         scale = diagonal.mean(1) / math.sqrt(K / 2)
@@ -89,9 +91,7 @@ def test_one_output_means_two_classes(link) -> None:  # type: ignore[no-untyped-
     assert torch.equal(p[:, 1] > 0.5, mean[:, 0] > 0)
     torch.testing.assert_close(p[4], torch.tensor([0.5, 0.5]))
     # Mirror images.
-    torch.testing.assert_close(
-        link(DiagonalGaussian(-mean, torch.ones(())), v), p.flip(1)
-    )
+    torch.testing.assert_close(link(DiagonalGaussian(-mean, torch.ones(())), v), p.flip(1))
     samples = monte_carlo(mean.double() + 3 * torch.randn(20_000, 9, 1).double())
     assert samples.shape == (9, 2)
     assert torch.equal(samples[:4, 1] < 0.5, torch.ones(4, dtype=torch.bool))

@@ -5,9 +5,9 @@ import threading
 import pytest
 import torch
 import torchvision
-from networks import EVERY_NETWORK, Functional, LeNet, Reused, Shared, Wrapper, mlp
 from torch import Tensor, nn
 
+from networks import EVERY_NETWORK, Functional, LeNet, Reused, Shared, Wrapper, mlp
 from rgpr import RGPR
 from rgpr.hooks import evaluating, plain_module, watching
 from rgpr.representations import capture, check_layers, choose_layers
@@ -27,8 +27,10 @@ EXPECTED_AUTO = {
 def read(network: nn.Module, layers: list[str], x: Tensor) -> dict[str, Tensor]:
     """What `capture` hands over, cloned."""
     seen: dict[str, Tensor] = {}
-    with torch.no_grad(), evaluating(network), capture(
-        network, layers, lambda i, h: seen.update({layers[i]: h.clone()})
+    with (
+        torch.no_grad(),
+        evaluating(network),
+        capture(network, layers, lambda i, h: seen.update({layers[i]: h.clone()})),
     ):
         network(x)
     return seen

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from networks import mlp
 from torch import Tensor, nn
 
 import rgpr
+from networks import mlp
 from rgpr.gaussian import DiagonalGaussian, Gaussian
 from rgpr.posteriors import MAP
 
@@ -28,16 +28,14 @@ class EnsemblePosterior(rgpr.Posterior):
         outputs = torch.stack([self.point(x), *(network(x) for network in self.others)])
         return DiagonalGaussian(outputs.mean(0), outputs.var(0))
 
-    def sample(
-        self, x: Tensor, n_samples: int, generator: torch.Generator | None = None
-    ) -> Tensor:
+    def sample(self, x: Tensor, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
         outputs = torch.stack([self.point(x), *(network(x) for network in self.others)])
         return outputs[torch.randint(len(outputs), (n_samples,), generator=generator)]
 
 
 def test_registration_extends_as_posterior() -> None:
     ensemble = Ensemble([mlp() for _ in range(5)])
-    with pytest.raises(TypeError, match="no posterior is known for .*Ensemble"):
+    with pytest.raises(TypeError, match=r"no posterior is known for .*Ensemble"):
         rgpr.as_posterior(ensemble)
     rgpr.register_posterior(Ensemble, EnsemblePosterior)
 

@@ -12,12 +12,12 @@ import torch
 from laplace import Laplace, LowRankLaplace
 from laplace.curvature import CurvlinopsGGN
 from laplace.utils import LargestMagnitudeSubnetMask
-from networks import Task, blobs, mlp
-from references import jacobian
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import rgpr
+from networks import Task, blobs, mlp
+from references import jacobian
 from rgpr.posteriors import LaplacePosterior, LastLayerLaplace
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import builtins
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rgpr
+from rgpr.cli import main
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("demo") / "new" / "folder"
+    assert main(["demo", "--out", str(out), "--quick"]) == 0
+    return {"out": out, **json.loads((out / "results.json").read_text())}
+
+
+def test_demo_writes_its_files(demo: dict[str, Any]) -> None:
+    names = sorted(path.name for path in demo["out"].iterdir())
+    assert names == ["confidence-far-away.png", "moons.png", "results.json"]
+    for name in names[:2]:
+        assert (demo["out"] / name).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("task", ["digits", "two moons"])
+def test_demo_shows_the_effect(demo: dict[str, Any], task: str) -> None:
+    result = demo[task]
+    assert set(result["models"]) == {
+        "MAP",
+        "MAP + RGPR",
+        "last-layer Laplace",
+        "last-layer Laplace + RGPR",
+    }
+    for base in ("MAP", "last-layer Laplace"):
+        plain, extended = result["models"][base], result["models"][f"{base} + RGPR"]
+        assert list(plain["confidence"]) == ["1", "10", "100", "10000", "1e+06"]
+        assert extended["accuracy"] >= plain["accuracy"] - 0.005
+        assert abs(extended["ece"] - plain["ece"]) < 0.02
+        assert plain["confidence"]["1e+06"] > result["uniform"] + 0.25
+        assert extended["confidence"]["1e+06"] < result["uniform"] + 0.05
+
+
+def test_demo_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["demo", "--out", str(tmp_path), "--quick", "--seed", "1"])
+    printed = capsys.readouterr().out
+    assert "1/C = 0.100" in printed
+    assert "MAP + RGPR" in printed
+    assert str(tmp_path / "moons.png") in printed
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == rgpr.__version__
+    assert main([]) == 2
+    assert "demo" in capsys.readouterr().out
+
+
+def test_without_the_extras_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = builtins.__import__
+
+    def missing(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith(("laplace", "matplotlib")):
+            raise ImportError(f"No module named '{name}'")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.delitem(sys.modules, "rgpr.demo", raising=False)
+    monkeypatch.setattr(builtins, "__import__", missing)
+    assert main(["demo"]) == 1
+    assert "install 'rgpr[demo]'" in capsys.readouterr().err

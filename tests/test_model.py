@@ -1,0 +1,345 @@
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import rgpr
+from networks import EVERY_NETWORK, LeNet, Task, mlp
+from references import unit_variance
+from rgpr import RGPR
+from rgpr.metrics import accuracy, nll
+
+
+@pytest.mark.parametrize("name", EVERY_NETWORK)
+def test_v_against_the_reference(name: str) -> None:
+    build, shape = EVERY_NETWORK[name]
+    network = build().double().eval()
+    train, x = torch.randn(50, *shape).double(), 3 * torch.randn(9, *shape).double()
+    model = RGPR(network).fit([train[:20], train[20:]])
+    sigma2 = torch.rand(len(model.layers)).double()
+    model.sigma2 = sigma2
+    inputs = {"input": (train, x)}
+    for layer in model.layers[1:]:
+        inputs[layer] = tuple(representation(network, layer, t) for t in (train, x))
+    expected = torch.zeros(9).double()
+    for scale, layer in zip(sigma2, model.layers, strict=True):
+        reference, h = inputs[layer]
+        expected += scale * unit_variance(*_alive(h, reference))
+    torch.testing.assert_close(model.variance(x), expected)
+
+
+def _alive(h: Tensor, training: Tensor) -> tuple[Tensor, Tensor]:
+    """Give units that never varied the median spread of the others, by adding it to the data."""
+    h, training = h.flatten(1).clone(), training.flatten(1).clone()
+    std = training.std(0, correction=0)
+    dead = std <= 1e-12
+    swing = torch.ones(len(training), 1).double()
+    swing[::2] = -1  # an even number of rows: mean zero, spread one
+    training[:, dead] += swing * std[~dead].median()
+    return h, training
+
+
+def representation(network: nn.Module, layer: str, x: Tensor) -> Tensor:
+    name, _, number = layer.partition("#")
+    outputs: list[Tensor] = []
+
+    def keep(module: nn.Module, args: object, output: object) -> None:
+        outputs.append((output[0] if isinstance(output, tuple) else output).detach().clone())
+
+    handle = network.get_submodule(name).register_forward_hook(keep)
+    network(x)
+    handle.remove()
+    return outputs[int(number or 0)]
+
+
+def test_one_forward_pass_serves_prediction_and_capture() -> None:
+    passes: list[int] = []
+    network = mlp()
+    network[0].register_forward_hook(lambda *_: passes.append(1))
+    x = torch.randn(30, 4)
+    model = RGPR(network).fit([x])
+    for call in (
+        lambda: model(x),
+        lambda: model(x, link_approx="mc"),
+        lambda: model(x, link_approx="bridge"),
+        lambda: model.predictive_samples(x, 50),
+        lambda: model.variance(x),
+    ):
+        passes.clear()
+        call()
+        assert len(passes) == 1
+
+
+@pytest.mark.parametrize("link", ["probit", "mc", "bridge"])
+def test_sigma2_zero_is_exactly_the_base(link: str) -> None:
+    network, x = mlp(), torch.randn(30, 4)
+    model = RGPR(network).fit([x])
+    model.sigma2 = 0
+    p = model(100 * x, link_approx=link)
+    if link == "probit":
+        assert torch.equal(p, network(100 * x).softmax(-1))
+    torch.testing.assert_close(p, network(100 * x).softmax(-1))
+    samples = model.predictive_samples(x, 3)
+    assert torch.equal(samples, network(x).double().expand(3, 30, 3))
+
+
+def test_untuned_sigma2_is_harmless(digits: Task) -> None:
+    model = RGPR(digits.network).fit(digits.loader())
+    assert (model.sigma2 > 0).all()
+    with torch.no_grad():
+        p, base = model(digits.x), digits.network(digits.x).softmax(-1)
+        v = model.variance(digits.train.tensors[0])
+    assert v.quantile(0.95) < 2 * 0.1
+    assert accuracy(p, digits.y) == accuracy(base, digits.y)
+    assert nll(p, digits.y) < nll(base, digits.y) + 0.01
+    # And yet enough far away.
+    assert float(model(1e8 * digits.x).amax(1).max()) == pytest.approx(0.1, abs=2e-3)
+
+
+def test_fit_does_not_depend_on_batches() -> None:
+    x = torch.randn(301, 1, 8, 8)
+    network = LeNet().eval()
+    a = RGPR(network).fit(x.split(301))
+    for batches in (x.split(7), x.flip(0).split(64)):
+        b = RGPR(network).fit(batches)
+        for sa, sb in zip(a.residual.standardizers, b.residual.standardizers, strict=True):
+            scale = sa.scale
+            torch.testing.assert_close(sa.mean / scale, sb.mean / scale, rtol=0, atol=2e-6)
+            torch.testing.assert_close(scale, sb.scale, rtol=2e-6, atol=0)
+
+
+def test_loaders_of_pairs_inputs_and_dicts() -> None:
+    x, y = torch.randn(40, 4), torch.zeros(40)
+    network = mlp()
+    reference = RGPR(network).fit(DataLoader(TensorDataset(x, y), batch_size=10))
+    dicts = [{"label": y[i : i + 10], "image": x[i : i + 10]} for i in range(0, 40, 10)]
+    for loader in (
+        DataLoader(x, batch_size=10),
+        x.split(10),
+        (batch for batch in x.split(10)),
+        dicts,
+        [(x[:20],), [x[20:], y[20:]]],
+    ):
+        torch.testing.assert_close(RGPR(network).fit(loader)(x), reference(x))
+
+
+def test_r_flattens_the_residual() -> None:
+    network, x = mlp(), torch.randn(40, 4)
+    one, two = RGPR(network).fit([x]), RGPR(network).fit([x], r=2)
+    one.sigma2 = two.sigma2 = 1
+    torch.testing.assert_close(two.variance(x), one.variance(x) / 8)
+    with pytest.raises(ValueError, match="r = 0"):
+        RGPR(network).fit([x], r=0)
+
+
+def test_sigma2_is_settable_and_checked() -> None:
+    x = torch.randn(40, 4)
+    model = RGPR(mlp()).fit([x])
+    model.sigma2 = [1, 2, 3]
+    assert model.sigma2.tolist() == [1, 2, 3]
+    model.sigma2 = 0.5
+    assert model.sigma2.tolist() == [0.5] * 3
+    values = torch.ones(3)
+    model.sigma2 = values
+    values[0] = 7
+    assert model.sigma2.tolist() == [1] * 3
+    with pytest.raises(ValueError, match=r"shape \(2,\).*3 layers \['input', '1', '3'\]"):
+        model.sigma2 = [1, 2]
+    for bad in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="finite and not negative"):
+            model.sigma2 = bad
+
+
+def test_monte_carlo_is_algorithm_1() -> None:
+    network, x = mlp(), 2 * torch.randn(30, 4)
+    model = RGPR(network).fit([x])
+    model.sigma2 = 1
+    with torch.no_grad():
+        p = model(x, link_approx="mc", n_samples=20_000)
+        v = model.variance(x)
+        # By hand: the network, plus noise of that variance, softmax, mean.
+        noise = torch.randn(20_000, 30, 3, dtype=torch.float64) * v.sqrt()[:, None]
+        expected = (network(x) + noise).softmax(-1).mean(0)
+        torch.testing.assert_close(p.double(), expected, atol=0.02, rtol=0)
+        samples = model.predictive_samples(x, 20_000)
+    torch.testing.assert_close(samples.var(0), v[:, None].expand(30, 3), rtol=0.06, atol=1e-12)
+    torch.testing.assert_close(
+        samples.mean(0), network(x).double(), atol=0.06 * float(v.max().sqrt()), rtol=0
+    )
+
+
+def test_the_generator_is_honoured() -> None:
+    x = torch.randn(30, 4)
+    model = RGPR(mlp()).fit([x])
+
+    def draw(seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return model(x, link_approx="mc", n_samples=5, generator=generator)
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+    with pytest.raises(ValueError, match="n_samples = 0"):
+        model(x, link_approx="mc", n_samples=0)
+
+
+def test_regression() -> None:
+    network, x = mlp(4, 2), torch.randn(30, 4)
+    model = RGPR(network, likelihood="regression").fit([x])
+    mean, covariance = model(5 * x)
+    assert torch.equal(mean, network(5 * x))
+    expected = model.variance(5 * x)[:, None, None] * torch.eye(2)
+    torch.testing.assert_close(covariance, expected)
+    variance = model(5 * x, diagonal_output=True)[1]
+    torch.testing.assert_close(variance, covariance.diagonal(dim1=1, dim2=2))
+
+
+def test_binary_classification_with_one_logit() -> None:
+    network, x = mlp(4, 1), torch.randn(30, 4)
+    model = RGPR(network).fit([x])
+    for link in ("probit", "mc", "bridge"):
+        p = model(x, link_approx=link)
+        assert p.shape == (30, 2)
+        torch.testing.assert_close(p.sum(1), torch.ones(30))
+    model.sigma2 = 0
+    torch.testing.assert_close(model(x)[:, 1], network(x)[:, 0].sigmoid())
+    model.sigma2 = 1
+    torch.testing.assert_close(model(1e9 * x), torch.full((30, 2), 0.5), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("link", ["probit", "mc", "bridge"])
+@pytest.mark.parametrize("name", ["mlp", "lenet", "reused"])
+def test_float32_inputs_up_to_1e30_give_probabilities(link: str, name: str) -> None:
+    build, shape = EVERY_NETWORK[name]
+    x = torch.randn(20, *shape)
+    model = RGPR(build()).fit([x])
+    for alpha in (1.0, 1e5, 1e10, 1e13, 1e20, 1e25, 1e30, 1e38):
+        p = model(alpha * x, link_approx=link)
+        assert p.dtype == torch.float32
+        assert p.isfinite().all()
+        torch.testing.assert_close(p.sum(1), torch.ones(20))
+    # Plain Monte Carlo with S samples cannot be nearer to 1/C than its noise.
+    off = (p - 1 / p.shape[1]).abs().max()
+    assert off < (0.25 if link == "mc" else 1e-5)
+
+
+@pytest.mark.parametrize("link", ["probit", "mc", "bridge"])
+def test_special_values_stay_in_their_row(link: str) -> None:
+    network, x = LeNet().eval(), torch.randn(6, 1, 8, 8)
+    model = RGPR(network).fit([x])
+    model.sigma2 = 1e-9
+    spoiled = x.clone()
+    spoiled[1, 0, 3, 3] = torch.inf
+    spoiled[2, 0, 0, 0] = -torch.inf
+    spoiled[3, 0, 1, 1] = torch.nan
+    spoiled[4, 0, 1, 1], spoiled[4, 0, 1, 2] = torch.nan, torch.inf
+
+    def predict(batch: Tensor) -> Tensor:
+        return model(batch, link_approx=link, generator=torch.Generator().manual_seed(0))
+
+    p = predict(spoiled)
+    assert torch.equal(p[[1, 2]], torch.full((2, 10), 0.1))
+    assert p[[3, 4]].isnan().all()
+    torch.testing.assert_close(p[[0, 5]], predict(x)[[0, 5]])
+    v = model.variance(spoiled)
+    assert v[[1, 2]].isinf().all()
+    assert v[[3, 4]].isnan().all()
+    samples = model.predictive_samples(spoiled, 3)
+    assert samples[:, [1, 2]].isinf().all()
+    assert samples[:, [3, 4]].isnan().all()
+    assert samples[:, [0, 5]].isfinite().all()
+    # Also with the residual switched off.
+    model.sigma2 = 0
+    p = predict(spoiled)
+    assert torch.equal(p[[1, 2]], torch.full((2, 10), 0.1))
+    assert p[[3, 4]].isnan().all()
+
+
+def test_special_values_in_regression() -> None:
+    x = torch.randn(4, 4)
+    model = RGPR(mlp(4, 2), likelihood="regression").fit([x])
+    spoiled = x.clone()
+    spoiled[1, 0], spoiled[2, 0] = torch.inf, torch.nan
+    mean, covariance = model(spoiled)
+    assert mean[[1, 2]].isnan().all()
+    assert covariance[1].diagonal().isinf().all()
+    assert covariance[1, 0, 1] == 0
+    assert covariance[2].diagonal().isnan().all()
+    torch.testing.assert_close((mean[0], covariance[0]), tuple(t[0] for t in model(x)))
+    _, variance = model(spoiled, diagonal_output=True)
+    assert variance[1].isinf().all()
+
+
+def test_nan_can_be_an_error() -> None:
+    x = torch.randn(4, 4)
+    model = RGPR(mlp(), nan="raise").fit([x])
+    x[2, 1] = torch.nan
+    with pytest.raises(ValueError, match="row 2 of the input holds a NaN"):
+        model(x)
+    x[2, 1] = torch.inf
+    assert torch.equal(model(x)[2], torch.full((3,), 1 / 3))
+
+
+def test_a_broken_network_is_not_covered_up() -> None:
+    network, x = mlp(), torch.randn(8, 4)
+    model = RGPR(network).fit([x])
+    with torch.no_grad():
+        network[-1].weight[0, 0] = torch.nan
+    assert model(x).isnan().any()
+
+
+def test_empty_batch_and_single_row() -> None:
+    x = torch.randn(8, 4)
+    model = RGPR(mlp()).fit([x])
+    assert model(x[:0]).shape == (0, 3)
+    assert model.variance(x[:0]).shape == (0,)
+    torch.testing.assert_close(model(x[:1]), model(x)[:1])
+
+
+def test_gradients_flow_to_the_input() -> None:
+    x = torch.randn(5, 4).double()
+    model = RGPR(mlp().double()).fit([torch.randn(30, 4).double()])
+    model.sigma2 = 1
+    inputs = (2 * x).requires_grad_()
+    assert torch.autograd.gradcheck(model.variance, (inputs,))
+    assert torch.autograd.gradcheck(lambda t: model(t), (inputs,))
+
+
+def test_it_is_an_ordinary_module() -> None:
+    network, x = mlp(), torch.randn(30, 4)
+    model = RGPR(network).fit([x])
+    p = model(x)
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin(x), p)
+    torch.testing.assert_close(twin.double()(x.double()), p.double(), rtol=1e-5, atol=1e-6)
+    half = copy.deepcopy(model).bfloat16()
+    assert half.residual.standardizers[0].mean.dtype == torch.float32
+    assert half(x.bfloat16()).dtype == torch.bfloat16
+    torch.testing.assert_close(half(x.bfloat16()).float(), p, atol=0.02, rtol=0)
+    assert "likelihood='classification', layers=['input', '1', '3']" in repr(model)
+    assert torch.equal(model(x), p)  # the original was not cast along
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(model(x).float(), p, atol=0.02, rtol=0)
+
+
+def test_a_network_without_parameters() -> None:
+    x = torch.randn(30, 4)
+    model = RGPR(nn.Sequential(nn.Flatten(), nn.ReLU())).fit([x])
+    assert model(1e30 * x).isfinite().all()
+
+
+_IMPORTS = """
+import sys, rgpr
+heavy = {"laplace", "gpytorch", "matplotlib", "ray", "sklearn", "onnx"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_import_is_light() -> None:
+    subprocess.run([sys.executable, "-c", _IMPORTS], check=True)
+    assert rgpr.__version__
