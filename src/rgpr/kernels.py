@@ -116,15 +116,10 @@ def dscs_diag(
     x, _, own = _common(x, x)
     _check_features(x, x)
     _check_offset(offset)
-    distance = (x.abs() - offset).clamp_min(0)
-    # A constant for autograd: the value does not depend on it.
-    peak = distance.detach().amax(-1, keepdim=True)
-    # Zero and infinity divide to nan; scale those rows by one instead.
-    peak = torch.where((peak > 0) & (peak < torch.inf), peak, 1.0)
-    ratio = distance / peak
-    cubes = (ratio * ratio * ratio).mean(-1)
-    k = peak.squeeze(-1).double() ** 3 * cubes.double() / 3
-    return (variance * k).to(dtype or own)
+    distance = x.abs()
+    if isinstance(offset, Tensor) or offset > 0:
+        distance = (distance - offset).clamp_min(0)
+    return (variance * mean_cube_(distance) / 3).to(dtype or own)
 
 
 def dscs_gram(
@@ -214,6 +209,19 @@ def relu_features(x: Tensor, k: int, *, c_max: float) -> Tensor:
     starts = torch.linspace(0, c_max, k // 2, dtype=x.dtype, device=x.device)
     sided = torch.cat([x[..., None] - starts, -x[..., None] - starts], dim=-1)
     return (math.sqrt(c_max / (k // 2)) * sided.clamp_min(0)).to(dtype)
+
+
+def mean_cube_(distance: Tensor) -> Tensor:
+    """The mean of cubes over the last dimension, in float64; uses up its non-negative argument.
+
+    In place, since memory is what this costs: for most networks it is the whole of the residual.
+    """
+    # A constant for autograd: the value does not depend on it.
+    peak = distance.detach().amax(-1, keepdim=True)
+    # Zero and infinity divide to nan; scale those rows by one instead.
+    peak = torch.where((peak > 0) & (peak < torch.inf), peak, 1.0)
+    cubes = distance.div_(peak).pow_(3).mean(-1)
+    return peak.squeeze(-1).double() ** 3 * cubes.double()
 
 
 def _dscs(x: Tensor, y: Tensor, offset: float | Tensor) -> Tensor:

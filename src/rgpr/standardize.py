@@ -101,4 +101,4 @@ class Standardizer(StableBuffers):
         self.register_buffer("scale", scale.to(dtype))
 
     def forward(self, h: Tensor) -> Tensor:
-        return (h.flatten(1) - self.mean) / self.scale
+        return (h.flatten(1) - self.mean).div_(self.scale)

@@ -1,0 +1,1 @@
+"""Speed, always as ratios of medians measured side by side in one run."""
