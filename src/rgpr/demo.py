@@ -130,7 +130,7 @@ def wrap(network: nn.Module, task: Task) -> dict[str, RGPR]:
             network, "classification", subset_of_weights="last_layer", hessian_structure="kron"
         )
         la.fit(loader)
-        la.optimize_prior_precision(method="marglik")
+        la.optimize_prior_precision(pred_type="glm", method="marglik")
     models: dict[str, RGPR] = {}
     for name, base in (("MAP", network), ("last-layer Laplace", la)):
         extended = RGPR(base).fit(loader)
