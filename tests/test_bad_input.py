@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from networks import mlp
 from rgpr import RGPR
@@ -76,6 +77,8 @@ def test_training_loaders() -> None:
         (batches("text"), TypeError, "gives str where a tensor"),
         (batches({"a": good}), KeyError, "keys.*'a'"),
         (batches([]), TypeError, "gives list"),
+        (good, TypeError, r"a Tensor, which yields single examples; pass .*\[x\]"),
+        (TensorDataset(good), TypeError, "a TensorDataset, which yields single examples"),
     ):
         with pytest.raises(error, match=message):
             model.fit(loader)
@@ -88,6 +91,13 @@ def test_a_network_that_overflows_on_its_training_data() -> None:
     nn.init.constant_(network[0].weight, 3e38)
     with pytest.raises(ValueError, match="batch 0: layer '1' gives values that are not finite"):
         RGPR(network).fit([10 * torch.rand(8, 4)])
+
+
+def test_a_network_that_ends_in_a_softmax() -> None:
+    network = nn.Sequential(mlp(), nn.Softmax(-1))
+    with pytest.raises(ValueError, match=r"returns probabilities.*Leave out the final softmax"):
+        RGPR(network).fit([torch.randn(30, 4)])
+    RGPR(network, likelihood="regression").fit([torch.randn(30, 4)])
 
 
 def test_a_failed_fit_leaves_the_old_one(model: RGPR) -> None:

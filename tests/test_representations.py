@@ -201,6 +201,10 @@ def test_unknown_layers_are_refused_with_a_hint() -> None:
         RGPR(network, layers="conv*")
     with pytest.raises(TypeError, match="layers holds 3"):
         RGPR(network, layers=[3])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="layers=None; expected 'auto'"):
+        RGPR(network, layers=None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="chose none"):
+        RGPR(network, layers=lambda name, module: False).fit([torch.randn(4, 1, 8, 8)])
     check_layers(network, "auto")
 
     class Unused(nn.Module):

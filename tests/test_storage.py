@@ -90,6 +90,12 @@ def test_no_such_file(tmp_path: Path) -> None:
         rgpr.load(tmp_path / "missing.safetensors", mlp())
 
 
+def test_no_such_folder(tmp_path: Path) -> None:
+    model = saved(tmp_path)[1]
+    with pytest.raises(FileNotFoundError, match=r"no folder .*missing to save m\.safetensors"):
+        model.save(tmp_path / "missing" / "m.safetensors")
+
+
 def test_truncated_file(tmp_path: Path) -> None:
     path, _ = saved(tmp_path)
     whole = path.read_bytes()
@@ -121,7 +127,8 @@ def test_newer_format_and_unknown_posterior(tmp_path: Path) -> None:
 def test_wrong_network_is_refused_and_left_alone(tmp_path: Path) -> None:
     path, _ = saved(tmp_path)
     for network, message in (
-        (mlp(width=17), r"'0\.weight' is \(16, 4\) in the file and \(17, 4\) in the network"),
+        (mlp(width=17), r"'0\.weight' is float32 \(16, 4\) in the file and float32 \(17, 4\) in"),
+        (mlp().double(), r"is float32 \(16, 4\) in the file and float64"),
         (mlp(hidden=1), r"no '4\.weight' in the network"),
         (mlp(hidden=3), r"no '6\.weight' in the file"),
     ):

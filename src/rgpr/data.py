@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 from tqdm import tqdm
 
 __all__ = ["check_input", "inputs", "network_dtype_device"]
@@ -22,6 +23,11 @@ def inputs(loader: Iterable[Any], *, progress: bool, description: str) -> Iterat
         KeyError: A dict has none of the usual names of an input.
         ValueError: The loader has no batch at all.
     """
+    if isinstance(loader, Tensor | Dataset):
+        raise TypeError(
+            f"this is a {type(loader).__name__}, which yields single examples; pass a DataLoader "
+            "of it, or [x] for one batch x"
+        )
     empty = True
     # `disable=None` hides the bar where nobody watches: no terminal, no bar.
     for batch in tqdm(loader, desc=description, leave=False, disable=None if progress else True):

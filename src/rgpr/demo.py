@@ -185,7 +185,7 @@ def draw_far_away(models: Mapping[str, RGPR], task: Task, path: Path) -> Path:
         ylim=(0, 1.03),
         xlabel=r"$\alpha$: test inputs scaled away from the data",
         ylabel="confidence",
-        title=f"Far from the data ({task.name})",
+        title=f"Far from the data ({task.name}): mean and one standard deviation",
     )
     axes.legend(loc="center right", fontsize=8, frameon=False)
     return _save(figure, path)
@@ -196,7 +196,7 @@ def draw_moons(models: Mapping[str, RGPR], task: Task, path: Path, resolution: i
     """Confidence over the plane, near the data and from far away."""
     x, y = task.train.tensors
     figure, axes = plt.subplots(
-        2, len(models), figsize=(11, 5.4), layout="constrained", sharex="row", sharey="row"
+        2, len(models), figsize=(10, 4.6), layout="constrained", sharex="row", sharey="row"
     )
     for row, (width, label) in enumerate(((3.0, "zoomed in"), (1000.0, "zoomed out"))):
         ticks = torch.linspace(-width, width, resolution)
@@ -216,7 +216,8 @@ def draw_moons(models: Mapping[str, RGPR], task: Task, path: Path, resolution: i
             for label_index, color in enumerate(("C1", "C3")):
                 chosen = x[y == label_index]
                 panel.scatter(chosen[:, 0], chosen[:, 1], s=2, color=color, lw=0)
-            panel.locator_params(nbins=4)
+            panel.set_xticks([-width, 0, width])
+            panel.set_yticks([-width, 0, width])
             if row == 0:
                 panel.set_title(name, fontsize=10)
             if column == 0:

@@ -41,8 +41,8 @@ class RGPR(nn.Module):
     and its own modes come back after every call.
 
     Args:
-        base: An ``nn.Module`` (a point estimate), a fitted laplace-torch object, or any
-            :class:`rgpr.Posterior`.
+        base: An ``nn.Module`` (a point estimate) that returns logits or regression outputs, a
+            fitted laplace-torch object, or any :class:`rgpr.Posterior`.
         layers: Which representations the residual reads beside the input: ``"auto"`` for the
             hidden stages, names of modules, globs, or a function of (name, module) to bool.
         likelihood: ``"classification"`` or ``"regression"``; by default what ``base`` was
@@ -145,7 +145,9 @@ class RGPR(nn.Module):
                     shape = x.shape[1:]
                 consume(0, x)
                 with capture(network, layers, consume):
-                    network(x)
+                    output = network(x)
+                if number == 0 and self.likelihood == "classification":
+                    _check_logits(output)
                 finite = torch.stack([m.squares.sum() for m in moments]).isfinite().tolist()
                 if not all(finite):
                     raise ValueError(
@@ -428,6 +430,17 @@ def _check_batch(number: int, x: Tensor, network: nn.Module, shape: torch.Size |
         )
 
 
+def _check_logits(output: Any) -> None:
+    """Refuse a network that ends in a softmax: squashing twice would pass unnoticed."""
+    if isinstance(output, Tensor) and output.dim() == 2 and output.shape[1] > 1:
+        distributions = (output >= 0).all() & ((output.sum(1) - 1).abs() < 1e-4).all()
+        if bool(distributions):
+            raise ValueError(
+                "the network returns probabilities (each row sums to 1); the residual works on "
+                "logits. Leave out the final softmax"
+            )
+
+
 def _at_limit(u: Tensor, good: Tensor) -> Tensor:
     """Rows to answer with the limit: infinite inputs, and overflow far away.
 
@@ -458,8 +471,11 @@ def _own_tensors(posterior: Posterior) -> dict[str, Tensor]:
 
 
 def _check_same_network(weights: dict[str, Tensor], network: nn.Module, path: Any) -> None:
-    here = {k: tuple(t.shape) for k, t in network.state_dict().items() if isinstance(t, Tensor)}
-    saved = {k: tuple(t.shape) for k, t in weights.items()}
+    def kind(t: Tensor) -> str:
+        return f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}"
+
+    here = {k: kind(t) for k, t in network.state_dict().items() if isinstance(t, Tensor)}
+    saved = {k: kind(t) for k, t in weights.items()}
     problems = [f"no '{k}' in the network" for k in saved if k not in here]
     problems += [f"no '{k}' in the file" for k in here if k not in saved]
     problems += [
@@ -471,7 +487,7 @@ def _check_same_network(weights: dict[str, Tensor], network: nn.Module, path: An
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise ValueError(
             f"{path} was saved with another network: {'; '.join(problems[:3])}{more}. "
-            "Pass a network of the architecture that was saved"
+            "Pass a network of the architecture and dtype that was saved"
         )
 
 

@@ -112,6 +112,11 @@ def check_layers(network: nn.Module, choice: LayerChoice) -> None:
     """
     if callable(choice) or choice == "auto":
         return
+    if not isinstance(choice, str | Sequence):
+        raise TypeError(
+            f"layers={choice!r}; expected 'auto', 'input', names of modules or globs, or a "
+            "function of name and module"
+        )
     names = [name for name, _ in network.named_modules(remove_duplicate=False) if name]
     for pattern in _patterns(choice):
         module = pattern.partition("#")[0]
@@ -144,6 +149,8 @@ def choose_layers(network: nn.Module, choice: LayerChoice, x: Tensor) -> list[st
         aliases[id(module)].append(name)
     if callable(choice):
         chosen = [call for call in finished if choice(call.name, call.module)]
+        if not chosen:
+            raise ValueError("the function given as layers chose none; use layers='input' for that")
     else:
         ids: set[int] = set()
         for pattern in _patterns(choice):
@@ -176,10 +183,10 @@ def _patterns(choice: str | Sequence[str]) -> list[str]:
 def _unknown(pattern: str, names: Sequence[str]) -> str:
     near = difflib.get_close_matches(pattern, names, n=3)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
-    shown = ", ".join(names[:40]) + (", ..." if len(names) > 40 else "")
+    shown = ", ".join(names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
     return (
         f"no layer '{pattern}' runs in this network{hint} Candidates: {shown or 'none'}. "
-        "(A functional activation such as F.relu has no name: take the module before it.)"
+        "A functional activation such as F.relu has no name: take the module before it"
     )
 
 

@@ -23,6 +23,7 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: An
 
     Raises:
         TypeError: A tensor is no tensor, or ``about`` is not JSON.
+        FileNotFoundError: The folder does not exist.
     """
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
@@ -34,6 +35,8 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: An
     copies = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     metadata = {"rgpr_format": str(FORMAT), "rgpr": json.dumps(about)}
     path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"no folder {path.parent} to save {path.name} in; make it first")
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:

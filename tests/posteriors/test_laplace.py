@@ -219,6 +219,14 @@ def test_unfitted_objects_are_refused() -> None:
             rgpr.RGPR(la)
 
 
+def test_one_output_is_no_softmax() -> None:
+    network, x = mlp(4, 1), torch.randn(40, 4)
+    la = Laplace(network, "classification", "last_layer", "diag")
+    la.fit(DataLoader(TensorDataset(x, torch.rand(40, 1)), batch_size=40))
+    with pytest.raises(ValueError, match="no curvature for one output"):
+        rgpr.RGPR(la)
+
+
 def test_likelihoods_must_agree() -> None:
     la, _ = fitted(mlp(), "regression")
     with pytest.raises(ValueError, match="the base was fitted for regression"):

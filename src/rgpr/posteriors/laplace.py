@@ -74,7 +74,7 @@ class LastLayerLaplace(Posterior):
         if not isinstance(dict(self.network.named_modules()).get(head), nn.Linear):
             raise ValueError(f"the network has no linear layer '{head}' to be its last layer")
         for name, tensor in tensors.items():
-            self.register_buffer(name, tensor.detach().clone())
+            self.register_buffer(name, tensor.detach().clone(memory_format=torch.contiguous_format))
         if structure == "kron":
             # The diagonal of V directly: one product instead of two.
             marginal = self.spectrum @ self.out_basis.square().T
@@ -207,6 +207,12 @@ def from_laplace(la: Any) -> Posterior:
     if not fitted:
         raise ValueError(
             f"this {type(la).__name__} was not fitted: call la.fit(train_loader) before wrapping it"
+        )
+    if _likelihood(la) == "classification" and la.n_outputs == 1:
+        raise ValueError(
+            "laplace-torch's classification likelihood is a softmax, which has no curvature for "
+            "one output: this posterior knows nothing of the data. Give the network two outputs, "
+            "or wrap the network itself"
         )
     structures = {"KronLLLaplace": "kron", "DiagLLLaplace": "diag", "FullLLLaplace": "full"}
     structure = structures.get(type(la).__name__)
