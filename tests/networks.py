@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from sklearn.datasets import load_digits
@@ -116,6 +115,35 @@ class Wrapper(nn.Module):
         return self.inner(x)
 
 
+class NamedInput(nn.Module):
+    """A submodule that is called like the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input, self.hidden, self.last = nn.Linear(4, 8), nn.Linear(8, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.hidden(F.relu(self.input(x)))))
+
+
+class InPlace(nn.Sequential):
+    """Changes its input, by its first module and by hand."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.ReLU(inplace=True), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x += 0.5
+        return super().forward(x)
+
+
+def parametrised() -> nn.Sequential:
+    norm = nn.utils.parametrizations.spectral_norm
+    return nn.Sequential(
+        norm(nn.Linear(4, 8)), nn.ReLU(), norm(nn.Linear(8, 8)), nn.ReLU(), norm(nn.Linear(8, 3))
+    )
+
+
 @dataclass(frozen=True)
 class Task:
     network: nn.Module
@@ -161,5 +189,8 @@ EVERY_NETWORK = {
     "reused": (Reused, (4,)),
     "recurrent": (Recurrent, (5, 4)),
     "shared": (Shared, (4,)),
-    "wrapper": (partial(lambda: Wrapper(Wrapper(mlp()))), (4,)),
+    "wrapper": (lambda: Wrapper(Wrapper(mlp())), (4,)),
+    "parametrised": (parametrised, (4,)),
+    "named input": (NamedInput, (4,)),
+    "in place": (InPlace, (4,)),
 }

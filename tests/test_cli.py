@@ -66,7 +66,7 @@ def test_without_the_extras_it_says_what_to_install(
 
     def missing(name: str, *args: Any, **kwargs: Any) -> Any:
         if name.startswith(("laplace", "matplotlib")):
-            raise ImportError(f"No module named '{name}'")
+            raise ModuleNotFoundError(f"No module named '{name}'")
         return real(name, *args, **kwargs)
 
     monkeypatch.delitem(sys.modules, "rgpr.demo", raising=False)

@@ -71,6 +71,18 @@ def test_far_away_both_are_the_network_plus_the_residual() -> None:
     torch.testing.assert_close(exact, approximate, rtol=1e-2, atol=0)
 
 
+def test_dropout_is_off() -> None:
+    network, covariance, X, y, x = problem()
+    with_dropout = nn.Sequential(*network[:2], nn.Dropout(), network[2]).train()
+    for a, b in zip(
+        ResidualProcess(with_dropout, covariance, noise=0.1).exact(x, X, y),
+        ResidualProcess(network, covariance, noise=0.1).exact(x, X, y),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+    assert with_dropout.training
+
+
 def test_without_noise_and_with_too_much_data_it_says_so() -> None:
     network, covariance, X, y, x = problem()
     many = torch.cat([X, X])

@@ -104,6 +104,20 @@ def test_no_cancellation_in_float32() -> None:
     assert abs(float(expanded) - exact) > 0.1 * exact
 
 
+def test_no_cancellation_with_an_offset() -> None:
+    X = 1e3 + 10 * torch.rand(50, 3)
+    exact = dscs_gram(X.double(), offset=1e3)
+    torch.testing.assert_close(dscs_gram(X, offset=1e3).double(), exact, rtol=1e-5, atol=0)
+    torch.testing.assert_close(dscs_diag(X, offset=1e3), exact.diagonal().float())
+
+
+def test_infinite_inputs() -> None:
+    inf = torch.tensor(torch.inf)
+    assert cubic_spline(inf, torch.tensor(-1.0)) == 0
+    assert dscs(inf[None], -inf[None]) == 0
+    assert dscs(inf[None], torch.zeros(1)) == 0
+
+
 @given(seeds, st.integers(1, 6), offsets)
 def test_diagonal(seed: int, dims: int, offset: float) -> None:
     X = points(seed, 9, dims, 3.0)

@@ -43,3 +43,12 @@ def test_wrong_input_is_refused() -> None:
         accuracy(p, y[1:])
     with pytest.raises(ValueError, match=r"shape \(200,\)"):
         confidence(p[:, 0])
+    p[7] = torch.nan
+    with pytest.raises(ValueError, match="row 7 holds a NaN"):
+        accuracy(p, y)
+
+
+def test_half_precision_is_welcome() -> None:
+    p, y = case(0, 10)
+    for dtype in (torch.bfloat16, torch.float16):
+        assert ece(p.to(dtype), y) == pytest.approx(ece(p, y), abs=0.02)

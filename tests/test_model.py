@@ -13,6 +13,7 @@ import rgpr
 from networks import EVERY_NETWORK, LeNet, Task, mlp
 from references import unit_variance
 from rgpr import RGPR
+from rgpr.gaussian import DiagonalGaussian, Gaussian
 from rgpr.metrics import accuracy, nll
 
 
@@ -46,14 +47,14 @@ def _alive(h: Tensor, training: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def representation(network: nn.Module, layer: str, x: Tensor) -> Tensor:
-    name, _, number = layer.partition("#")
+    name, _, number = layer.removeprefix("./").partition("#")
     outputs: list[Tensor] = []
 
     def keep(module: nn.Module, args: object, output: object) -> None:
         outputs.append((output[0] if isinstance(output, tuple) else output).detach().clone())
 
     handle = network.get_submodule(name).register_forward_hook(keep)
-    network(x)
+    network(x.clone())
     handle.remove()
     return outputs[int(number or 0)]
 
@@ -95,11 +96,121 @@ def test_untuned_sigma2_is_harmless(digits: Task) -> None:
     with torch.no_grad():
         p, base = model(digits.x), digits.network(digits.x).softmax(-1)
         v = model.variance(digits.train.tensors[0])
-    assert v.quantile(0.95) < 2 * 0.1
+    assert 0.05 < v.quantile(0.95) < 0.15
     assert accuracy(p, digits.y) == accuracy(base, digits.y)
     assert nll(p, digits.y) < nll(base, digits.y) + 0.01
     # And yet enough far away.
     assert float(model(1e8 * digits.x).amax(1).max()) == pytest.approx(0.1, abs=2e-3)
+
+
+def test_untuned_sigma2_is_harmless_in_regression_of_any_unit() -> None:
+    x = torch.randn(300, 4)
+    for unit in (1e-4, 1.0, 1e4):
+        network = mlp(4, 2)
+        network[-1].weight.data *= unit
+        model = RGPR(network, likelihood="regression").fit([x])
+        mean, variance = model(x, diagonal_output=True)
+        ratio = variance.quantile(0.95) / mean.var(0).mean()
+        assert 0.05 < float(ratio) < 0.2
+    constant = nn.Sequential(nn.Linear(4, 2))
+    nn.init.zeros_(constant[0].weight)
+    assert (RGPR(constant, likelihood="regression").fit([x]).sigma2 > 0).all()
+
+
+def test_the_scales_are_set_by_all_of_the_data_in_any_order() -> None:
+    """Sorted by size: the first 256 rows alone would give scales many times larger."""
+    x = torch.randn(4000, 4)
+    x = x[x.norm(dim=1).argsort()]
+    network = mlp()
+    sorted_data = RGPR(network).fit(x.split(100)).sigma2
+    shuffled = RGPR(network).fit(x[torch.randperm(4000)].split(100)).sigma2
+    torch.testing.assert_close(sorted_data, shuffled, rtol=0.5, atol=0)
+
+
+def test_a_network_may_change_its_input_in_place() -> None:
+    build, _ = EVERY_NETWORK["in place"]
+    network, x = build(), torch.randn(50, 4)
+    before = x.clone()
+    model = RGPR(network).fit([x])
+    assert torch.equal(x, before)
+    torch.testing.assert_close(model.residual.standardizers[0].mean, before.mean(0))
+    p = model(x)
+    assert torch.equal(x, before)
+    assert torch.equal(model(x), p)
+
+
+def test_infinite_variance_is_the_limit_for_every_link() -> None:
+    class Exp(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.exp()
+
+    network = nn.Sequential(nn.Linear(4, 8), Exp(), nn.Sigmoid(), nn.Linear(8, 3))
+    x = torch.randn(64, 4)
+    model = RGPR(network, layers=["1"]).fit([x])
+    infinite = model.variance(300 * x).isinf()
+    assert infinite.any()
+    for link in ("probit", "mc", "bridge"):
+        p = model(300 * x, link_approx=link)
+        torch.testing.assert_close(p[infinite], torch.full_like(p[infinite], 1 / 3))
+        assert p.isfinite().all()
+
+
+def test_half_precision_overflows_early_and_is_answered() -> None:
+    network = mlp(8, 5, width=64)
+    for module in network[::2]:
+        module.weight.data *= 3
+    x = torch.randn(64, 8)
+    model = RGPR(network).fit([x]).half()
+    far = (1e4 * x).half()
+    assert not network(far).isfinite().all()
+    p = model(far)
+    assert p.isfinite().all()
+    torch.testing.assert_close(p.float().sum(1), torch.ones(64), atol=5e-3, rtol=0)
+
+
+def test_every_part_of_a_posterior_is_evaluated() -> None:
+    class Two(rgpr.Posterior):
+        def __init__(self) -> None:
+            super().__init__(LeNet())
+            self.other = LeNet()
+
+        def forward(self, x: Tensor) -> Gaussian:
+            mean = (self.point(x) + self.other(x)) / 2
+            return DiagonalGaussian(mean, torch.ones(()))
+
+    x = torch.randn(20, 1, 8, 8)
+    model = RGPR(Two().train()).fit([x])
+    statistics = model.posterior.other.features[1].running_mean.clone()
+    assert torch.equal(model(x), model(x))
+    assert torch.equal(model.posterior.other.features[1].running_mean, statistics)
+    assert model.posterior.other.training
+
+
+def test_laplace_torchs_pred_type_is_understood() -> None:
+    x = torch.randn(8, 4)
+    model = RGPR(mlp()).fit([x])
+    assert torch.equal(model(x, pred_type="glm", link_approx="probit"), model(x))
+    with pytest.raises(ValueError, match="pred_type='nn' is not one of 'glm'"):
+        model(x, pred_type="nn")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu() -> None:
+    network, x = LeNet().cuda().eval(), torch.randn(64, 1, 8, 8)
+    model = RGPR(network).fit(x.split(16))  # a loader on the CPU
+    assert model.sigma2.is_cuda
+    on_cpu = copy.deepcopy(model).cpu()
+    network.cuda()
+    for link in ("probit", "bridge"):
+        torch.testing.assert_close(
+            model(x.cuda(), link_approx=link).cpu(), on_cpu(x, link_approx=link), atol=1e-4, rtol=0
+        )
+    far = model(1e30 * x.cuda())
+    torch.testing.assert_close(far, torch.full_like(far, 0.1))
+    for generator in (torch.Generator(), torch.Generator("cuda")):
+        assert model(x.cuda(), link_approx="mc", generator=generator).is_cuda
+    with pytest.raises(ValueError, match="on cpu but the network is on cuda"):
+        model(x)
 
 
 def test_fit_does_not_depend_on_batches() -> None:
@@ -184,8 +295,9 @@ def test_the_generator_is_honoured() -> None:
 
     assert torch.equal(draw(1), draw(1))
     assert not torch.equal(draw(1), draw(2))
-    with pytest.raises(ValueError, match="n_samples = 0"):
-        model(x, link_approx="mc", n_samples=0)
+    for bad in (0, 2.5):
+        with pytest.raises(ValueError, match=f"n_samples = {bad} must be a whole number"):
+            model(x, link_approx="mc", n_samples=bad)
 
 
 def test_regression() -> None:
@@ -324,7 +436,8 @@ def test_it_is_an_ordinary_module() -> None:
     assert "likelihood='classification', layers=['input', '1', '3']" in repr(model)
     assert torch.equal(model(x), p)  # the original was not cast along
     with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(model(x).float(), p, atol=0.02, rtol=0)
+        torch.testing.assert_close(model(x), p, atol=0.02, rtol=0)
+        assert model(x.bfloat16()).dtype == torch.bfloat16
 
 
 def test_a_network_without_parameters() -> None:

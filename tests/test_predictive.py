@@ -75,6 +75,14 @@ def test_bridge_far_away_where_laplace_torch_gives_ones() -> None:
     torch.testing.assert_close(p, torch.full((6, 10), 0.1).double(), rtol=1e-6, atol=0)
 
 
+def test_bridge_of_a_covariance_that_the_projection_takes_away() -> None:
+    """All logits shift together: no uncertainty about the class at all."""
+    covariance = torch.rand(6, 1, 1).double().expand(6, 3, 3)
+    p = bridge(DenseGaussian(torch.randn(6, 3).double(), covariance), torch.zeros(6).double())
+    assert p.isfinite().all()
+    torch.testing.assert_close(p.sum(1), torch.ones(6).double())
+
+
 def test_bridge_without_variance_is_the_softmax() -> None:
     mean = torch.randn(6, 4)
     gaussian = DiagonalGaussian(mean, torch.zeros(()))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import threading
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -21,6 +23,9 @@ EXPECTED_AUTO = {
     "recurrent": ["embed", "lstm"],
     "shared": ["first#0", "first#1"],
     "wrapper": ["inner.inner.1", "inner.inner.3"],
+    "parametrised": ["1", "3"],
+    "named input": ["./input", "hidden"],
+    "in place": ["2"],
 }
 
 
@@ -32,7 +37,7 @@ def read(network: nn.Module, layers: list[str], x: Tensor) -> dict[str, Tensor]:
         evaluating(network),
         capture(network, layers, lambda i, h: seen.update({layers[i]: h.clone()})),
     ):
-        network(x)
+        network(x.clone())
     return seen
 
 
@@ -115,12 +120,12 @@ def test_capture_hands_over_what_the_layers_computed(name: str) -> None:
             by_hand.setdefault(name, []).append(tensor.detach().clone())
 
         handles.append(module.register_forward_hook(keep))
-    network(x)
+    network(x.clone())
     for handle in handles:
         handle.remove()
     assert list(seen) == layers[1:]
     for layer, h in seen.items():
-        module_name, _, number = layer.partition("#")
+        module_name, _, number = layer.removeprefix("./").partition("#")
         torch.testing.assert_close(h, by_hand[module_name][int(number or 0)])
 
 
@@ -166,11 +171,13 @@ def test_hooks_are_always_removed_and_the_users_own_stay() -> None:
     model = RGPR(network).fit([x])
     model(x)
     assert hooks(network) == before
+    network.train()
     with pytest.raises(ArithmeticError):
         model(1000 * x)
     with pytest.raises(ArithmeticError):
         RGPR(network).fit([1000 * x])
     assert hooks(network) == before
+    assert all(module.training for module in network.modules())
     assert calls
 
 
@@ -254,7 +261,7 @@ class _Whole(nn.Module):
     ("layer", "message"),
     [
         ("table", "returned dict, not a tensor"),
-        ("turned", r"shape \(4, 6\) for a batch of 6"),
+        ("turned", r"shape \(4, 2\) for a batch of 2"),
         ("whole", "torch.int64, not real numbers"),
     ],
 )
@@ -340,6 +347,74 @@ def test_a_compiled_network_is_unwrapped() -> None:
     torch.testing.assert_close(model(x), RGPR(network).fit([x])(x))
 
 
+def test_networks_with_compiled_parts_are_refused() -> None:
+    part = nn.Sequential(torch.compile(mlp(), backend="eager"), nn.Linear(3, 3))
+    with pytest.raises(TypeError, match="the part '0' of the network is compiled"):
+        RGPR(part)
+    in_place = mlp()
+    in_place.compile(backend="eager")
+    with pytest.raises(TypeError, match=r"the network is compiled.*copy\.deepcopy"):
+        RGPR(in_place)
+    RGPR(copy.deepcopy(in_place)).fit([torch.randn(5, 4)])
+
+
+def test_networks_that_share_parts_do_not_disturb_each_other() -> None:
+    body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU())
+    networks = [nn.Sequential(body, nn.Linear(8, 3)).train() for _ in range(2)]
+    x = torch.randn(32, 4)
+    models = [RGPR(network).fit([x]) for network in networks]
+    alone = [model(x) for model in models]
+    statistics = body[1].running_mean.clone()
+    wrong: list[int] = []
+
+    def work(i: int) -> None:
+        for _ in range(50):
+            if not torch.allclose(models[i](x), alone[i]):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert torch.equal(body[1].running_mean, statistics)
+    assert all(module.training for network in networks for module in network.modules())
+
+
+def test_a_module_called_input_is_not_the_input() -> None:
+    build, shape = EVERY_NETWORK["named input"]
+    network, x = build(), torch.randn(6, *shape)
+    assert choose_layers(network, "input", x) == ["input"]
+    assert choose_layers(network, ["./input"], x) == ["input", "./input"]
+    seen = read(network, ["input", "./input"], x)
+    torch.testing.assert_close(seen["./input"], network.input(x).detach())
+
+
+def test_names_with_characters_of_globs() -> None:
+    network = nn.Sequential(OrderedDict({"l[0]": nn.Linear(4, 5), "l0": nn.Linear(5, 3)}))
+    x = torch.randn(6, 4)
+    assert choose_layers(network, ["l[0]"], x) == ["input", "l[0]"]
+    assert choose_layers(network, ["l[0-9]"], x) == ["input", "l0"]
+    check_layers(network, ["l[0]"])
+
+
+class TimeFirst(nn.Module):
+    """An LSTM with the time first: only a batch as long as the sequence looks right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.last = nn.LSTM(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.lstm(x.transpose(0, 1))[0][-1])
+
+
+def test_a_batch_that_is_not_first_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"layer 'lstm' gives shape \(2, 6, 6\) for a batch of 6"):
+        RGPR(TimeFirst(), layers=["lstm"]).fit([torch.randn(6, 2, 4)])
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_modules_that_cannot_be_hooked_are_refused() -> None:
     with pytest.raises(TypeError, match="TorchScript"):
@@ -359,5 +434,6 @@ def test_watching_before_and_after() -> None:
         {inner: lambda m, a: events.append(("before", a[0].shape))},
     ):
         network(x)
+        network(x)  # a second pass inside the block goes unseen, and so does one after it
     network(x)
     assert events == [("before", (2, 4)), ("after", (2, 3))]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from rgpr.kernels import dscs_diag
@@ -18,6 +19,15 @@ def test_u_is_the_kernel_of_the_standardised_representation() -> None:
     u = r.unit_variance(1, h)
     assert u.dtype == torch.float64
     torch.testing.assert_close(u, dscs_diag(z), rtol=1e-5, atol=0)
+
+
+def test_u_does_not_depend_on_how_many_rows_fit_the_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    r, h = residual(), torch.randn(7, 8)
+    whole = r.unit_variance(1, h)
+    monkeypatch.setattr("rgpr.residual._CACHED", 16)
+    torch.testing.assert_close(r.unit_variance(1, h), whole)
 
 
 def test_v_is_linear_in_sigma2() -> None:

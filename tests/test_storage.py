@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rgpr
 from networks import LeNet, Reused, blobs, mlp
-from rgpr.storage import FORMAT, write
+from rgpr.storage import FORMAT, read, write
 
 
 def saved(tmp_path: Path, network: nn.Module | None = None) -> tuple[Path, rgpr.RGPR]:
@@ -119,9 +119,30 @@ def test_newer_format_and_unknown_posterior(tmp_path: Path) -> None:
         rgpr.load(path, mlp())
     network = mlp()
     weights = {f"network.{k}": v for k, v in network.state_dict().items()}
-    write(path, weights, {"posterior": "oracle", "config": {}})
+    write(path, weights, {"posterior": "oracle", "config": {}, "layers": []})
     with pytest.raises(ValueError, match=r"kind 'oracle'.*'last-layer-laplace', 'map'"):
         rgpr.load(path, network)
+
+
+def test_incomplete_content(tmp_path: Path) -> None:
+    path, _ = saved(tmp_path)
+    tensors, about = read(path)
+    for missing in ("sigma2", "layer.1.mean"):
+        write(path, {k: v for k, v in tensors.items() if k != missing}, about)
+        with pytest.raises(ValueError, match=r"is incomplete: it has no '(sigma2|mean)'"):
+            rgpr.load(path, mlp())
+    write(path, tensors, {k: v for k, v in about.items() if k != "nan"})
+    with pytest.raises(ValueError, match="is incomplete: it has no 'nan'"):
+        rgpr.load(path, mlp())
+
+
+def test_a_point_regressor_comes_back_as_one(tmp_path: Path) -> None:
+    x = torch.randn(40, 4)
+    model = rgpr.RGPR(mlp(), likelihood="regression").fit([x])
+    model.save(tmp_path / "m")
+    loaded = rgpr.load(tmp_path / "m", mlp())
+    assert loaded.likelihood == "regression"
+    assert torch.equal(loaded(x)[1], model(x)[1])
 
 
 def test_wrong_network_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from networks import blobs, convolutional, mlp
-from rgpr import RGPR
+from rgpr import RGPR, Posterior
+from rgpr.gaussian import DiagonalGaussian, Gaussian
 
 ALPHAS = (1e4, 1e5, 1e6)
 
@@ -88,6 +89,12 @@ def test_rate_of_the_limit() -> None:
     torch.testing.assert_close(slopes, torch.full_like(slopes, -0.5), atol=0.02, rtol=0)
 
 
+class _Widened(Posterior):
+    def forward(self, x: Tensor) -> Gaussian:
+        mean = self.point(x)
+        return DiagonalGaussian(mean, mean.square().mean(1, keepdim=True))
+
+
 @settings(max_examples=30)
 @given(st.integers(0, 1000), st.integers(2, 8), st.floats(0, 10), st.sampled_from([0.3, 1.0, 30.0]))
 def test_arg_max_is_kept_where_variances_are_equal(
@@ -98,6 +105,10 @@ def test_arg_max_is_kept_where_variances_are_equal(
     model.sigma2 = sigma2
     with torch.no_grad():
         assert torch.equal(model(alpha * x).argmax(1), network(alpha * x).argmax(1))
+        # A base with a variance of its own, equal across classes, changes nothing in that.
+        widened = RGPR(_Widened(network)).fit([x])
+        widened.sigma2 = sigma2
+        assert torch.equal(widened(alpha * x).argmax(1), network(alpha * x).argmax(1))
 
 
 @settings(max_examples=30)

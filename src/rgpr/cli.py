@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "demo":
         try:
             from .demo import run
-        except ImportError as error:
+        except ModuleNotFoundError as error:
             print(
                 f"the demo needs more than the core ({error}); install 'rgpr[demo]'",
                 file=sys.stderr,

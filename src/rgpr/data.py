@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-__all__ = ["check_input", "inputs", "network_dtype_device"]
+__all__ = [
+    "check_batch",
+    "check_input",
+    "check_logits",
+    "check_rows",
+    "inputs",
+    "network_dtype_device",
+]
 
 _INPUT_KEYS = ("x", "input", "inputs", "image", "images", "pixel_values", "features", "data")
 
@@ -106,3 +113,36 @@ def check_input(x: Tensor, network: nn.Module, shape: torch.Size | None) -> None
             f"one input has shape {tuple(x.shape[1:])}, but the model was fitted on inputs of "
             f"shape {tuple(shape)}; the moments of one do not apply to the other"
         )
+
+
+def check_batch(number: int, x: Tensor, network: nn.Module, shape: torch.Size | None) -> None:
+    """:func:`check_input` for a batch of training data, which must also be finite."""
+    try:
+        check_input(x, network, shape)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"batch {number}: {error}") from None
+    if not bool(x.isfinite().all()):
+        raise ValueError(
+            f"batch {number} holds values that are not finite (NaN or inf); the moments of the "
+            "training data would be lost. Remove these examples"
+        )
+
+
+def check_rows(layer: str, h: Tensor, x: Tensor) -> None:
+    """Refuse a representation whose first dimension is not the batch."""
+    if h.shape[0] != x.shape[0]:
+        raise ValueError(
+            f"layer '{layer}' gives shape {tuple(h.shape)} for a batch of {x.shape[0]}; expected "
+            "(B, ...) with the batch first. Choose other layers"
+        )
+
+
+def check_logits(output: Any) -> None:
+    """Refuse a network that ends in a softmax: squashing twice would pass unnoticed."""
+    if isinstance(output, Tensor) and output.dim() == 2 and output.shape[1] > 1:
+        distributions = (output >= 0).all() & ((output.sum(1) - 1).abs() < 1e-4).all()
+        if bool(distributions):
+            raise ValueError(
+                "the network returns probabilities (each row sums to 1); the residual works on "
+                "logits. Leave out the final softmax"
+            )

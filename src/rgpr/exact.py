@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
+from .hooks import evaluating
 from .kernels import dscs_gram
 
 __all__ = ["ResidualProcess"]
@@ -87,6 +88,7 @@ class ResidualProcess:
             result: Tensor = functional_call(self.network, parameters, (row[None],))
             return result.reshape(())
 
-        values: Tensor = vmap(lambda row: output(parameters, row))(x)
-        gradients = vmap(jacrev(output), (None, 0))(parameters, x)
+        with evaluating(self.network):
+            values: Tensor = vmap(lambda row: output(parameters, row))(x)
+            gradients = vmap(jacrev(output), (None, 0))(parameters, x)
         return values, torch.cat([gradients[name].flatten(1) for name in parameters], dim=1)

@@ -6,12 +6,20 @@ they outgrow float32 by far.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 
-__all__ = ["DenseGaussian", "DiagonalGaussian", "Gaussian", "standard_normal"]
+__all__ = [
+    "DenseGaussian",
+    "DiagonalGaussian",
+    "EmpiricalGaussian",
+    "Gaussian",
+    "ScaledGaussian",
+    "standard_normal",
+]
 
 
 def standard_normal(
@@ -66,7 +74,7 @@ class DiagonalGaussian(Gaussian):
 
     def __init__(self, mean: Tensor, variance: Tensor) -> None:
         self.mean = mean
-        self._variance = variance.double().expand(mean.shape)
+        self._variance = variance.to(mean.device, torch.float64).expand(mean.shape)
 
     @property
     def variance(self) -> Tensor:
@@ -120,3 +128,61 @@ class DenseGaussian(Gaussian):
         root = torch.where(finite, root, torch.nan)
         epsilon = standard_normal((n_samples, *self.mean.shape), self.mean, generator)
         return torch.einsum("bck,sbk->sbc", root, epsilon)
+
+
+class EmpiricalGaussian(Gaussian):
+    """The Gaussian with the mean and covariance of samples.
+
+    Args:
+        samples: ``(S, B, C)``; with a single sample the covariance is zero.
+    """
+
+    def __init__(self, samples: Tensor) -> None:
+        self.mean = samples.mean(0)
+        self._root = (samples - self.mean).double() / math.sqrt(max(1, len(samples) - 1))
+
+    @property
+    def variance(self) -> Tensor:
+        return self._root.square().sum(0)
+
+    @property
+    def row_sums(self) -> Tensor:
+        return (self._root * self._root.sum(-1, keepdim=True)).sum(0)
+
+    @property
+    def covariance(self) -> Tensor:
+        return torch.einsum("sbc,sbd->bcd", self._root, self._root)
+
+    def noise(self, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        shape = (n_samples, *self._root.shape[:2])
+        return torch.einsum(
+            "nsb,sbc->nbc", standard_normal(shape, self._root, generator), self._root
+        )
+
+
+class ScaledGaussian(Gaussian):
+    """The outputs of another Gaussian, times a positive number.
+
+    Args:
+        gaussian: The other.
+        scale: A tensor with one element.
+    """
+
+    def __init__(self, gaussian: Gaussian, scale: Tensor) -> None:
+        self._gaussian, self._scale = gaussian, scale.double()
+        self.mean = (gaussian.mean * self._scale).to(gaussian.mean.dtype)
+
+    @property
+    def variance(self) -> Tensor:
+        return self._gaussian.variance * self._scale.square()
+
+    @property
+    def row_sums(self) -> Tensor:
+        return self._gaussian.row_sums * self._scale.square()
+
+    @property
+    def covariance(self) -> Tensor:
+        return self._gaussian.covariance * self._scale.square()
+
+    def noise(self, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        return self._gaussian.noise(n_samples, generator) * self._scale

@@ -9,19 +9,20 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-__all__ = ["After", "Before", "evaluating", "plain_module", "watching"]
+__all__ = ["After", "Before", "evaluating", "full_precision", "plain_module", "watching"]
 
 Before = Callable[[nn.Module, tuple[Any, ...]], None]
 After = Callable[[nn.Module, tuple[Any, ...], Any], None]
 
 _mode_lock = threading.Lock()
-_in_eval: WeakKeyDictionary[nn.Module, tuple[list[nn.Module], list[int]]] = WeakKeyDictionary()
+# Modules that we switched to evaluation mode, and how many calls rely on it just now.
+_switched: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 def plain_module(network: nn.Module) -> nn.Module:
-    """The module to hook: a compiled one is unwrapped, one that cannot be hooked is refused.
+    """The module to hook: what torch.compile returned is unwrapped, what takes no hooks refused.
 
     Raises:
         TypeError: Not an ``nn.Module``, or one whose submodules ignore hooks.
@@ -36,6 +37,13 @@ def plain_module(network: nn.Module) -> nn.Module:
             "a TorchScript module does not run Python hooks, so its representations cannot be "
             "read; pass the nn.Module it was made from"
         )
+    for name, module in network.named_modules():
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            part = f"the part '{name}' of the network" if name else "the network"
+            raise TypeError(
+                f"{part} is compiled, and compiled code does not run hooks; pass a network that is "
+                "not (copy.deepcopy of one compiled in place is not), and compile the RGPR model"
+            )
     if isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise TypeError(
             f"{type(network).__name__} runs replicas of the network that cannot be watched; "
@@ -44,11 +52,17 @@ def plain_module(network: nn.Module) -> nn.Module:
     return network
 
 
+def full_precision(like: Tensor) -> torch.autocast:
+    """No autocast inside: variances need their digits, whatever the network computes in."""
+    return torch.autocast(like.device.type, enabled=False)
+
+
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
     """Evaluation mode inside, every submodule's own mode again afterwards.
 
-    Calls from several threads share one switch: the last to leave restores.
+    Calls that overlap, from several threads or on networks that share parts, share the switches:
+    the last to leave restores.
     """
     if torch.compiler.is_compiling():
         # Modes are constants of a compiled graph, which cannot hold a lock.
@@ -57,21 +71,18 @@ def evaluating(network: nn.Module) -> Iterator[None]:
         yield
         return
     with _mode_lock:
-        if network not in _in_eval:
-            training = [module for module in network.modules() if module.training]
-            for module in training:
-                module.training = False
-            _in_eval[network] = (training, [0])
-        training, users = _in_eval[network]
-        users[0] += 1
+        ours = [m for m in network.modules() if m.training or m in _switched]
+        for module in ours:
+            module.training = False
+            _switched[module] = _switched.get(module, 0) + 1
     try:
         yield
     finally:
         with _mode_lock:
-            users[0] -= 1
-            if users[0] == 0:
-                del _in_eval[network]
-                for module in training:
+            for module in ours:
+                _switched[module] -= 1
+                if _switched[module] == 0:
+                    del _switched[module]
                     module.training = True
 
 

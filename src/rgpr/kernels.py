@@ -51,8 +51,8 @@ def cubic_spline(
     """
     x, y, dtype = _common(x, y)
     a, b = x - c_min, y - c_min
-    m = torch.minimum(a, b).clamp_min(0)
-    k = m * m * (3 * torch.maximum(a, b) - m) / 6
+    m = torch.minimum(a, b)
+    k = torch.where(m > 0, m * m * (3 * torch.maximum(a, b) - m) / 6, 0.0)
     return (variance * k).to(dtype)
 
 
@@ -225,13 +225,11 @@ def mean_cube_(distance: Tensor) -> Tensor:
 
 
 def _dscs(x: Tensor, y: Tensor, offset: float | Tensor) -> Tensor:
-    """Kernel with unit variance. With both sides' ``m`` in one expression no mask is needed."""
-    right = (torch.minimum(x, y) - offset).clamp_min(0)
-    left = (-torch.maximum(x, y) - offset).clamp_min(0)
-    m = right + left  # at most one of the two is positive
-    # 3 M - m = 3 (M + m) - 4 m; where m is zero, the other factor does not matter.
-    k: Tensor = (m * m * (3 * (x.abs() + y.abs() - 2 * offset) - 4 * m)).mean(-1) / 6
-    return k
+    """Kernel with unit variance: one-sided in the distances, where both are on one side."""
+    a, b = x.abs() - offset, y.abs() - offset
+    m = torch.minimum(a, b)
+    inside = ((x > 0) == (y > 0)) & (m > 0)
+    return torch.where(inside, m * m * (3 * torch.maximum(a, b) - m), 0.0).mean(-1) / 6
 
 
 def _gram(x: Tensor, y: Tensor, offset: float | Tensor, side: int) -> Tensor:

@@ -54,11 +54,14 @@ def ece(probabilities: Tensor, targets: Tensor, *, bins: int = 15) -> float:
 def _checked(probabilities: Tensor, targets: Tensor | None = None) -> Tensor:
     if probabilities.dim() != 2 or len(probabilities) == 0:
         raise ValueError(f"probabilities have shape {tuple(probabilities.shape)}; expected (B, C)")
-    total = probabilities.sum(1)
-    if bool(((total - 1).abs() > 1e-3).any()):
+    off = (probabilities.double().sum(1) - 1).abs()
+    row = int(off.nan_to_num(torch.inf).argmax())
+    if bool(off[row].isnan()):
+        raise ValueError(f"row {row} holds a NaN; it is neither right nor wrong: leave it out")
+    if off[row] > 1e-3 + 4 * torch.finfo(probabilities.dtype).eps:
         raise ValueError(
-            f"row {int((total - 1).abs().argmax())} sums to {total[(total - 1).abs().argmax()]:.4g}"
-            ", not 1; these look like logits: use softmax"
+            f"row {row} sums to {probabilities[row].double().sum():.4g}, not 1; these look like "
+            "logits: use softmax"
         )
     if targets is not None and targets.shape != probabilities.shape[:1]:
         raise ValueError(

@@ -9,28 +9,31 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .data import check_input, inputs, network_dtype_device
+from .data import (
+    check_batch,
+    check_input,
+    check_logits,
+    check_rows,
+    inputs,
+    network_dtype_device,
+)
 from .gaussian import Gaussian, standard_normal
-from .hooks import evaluating, plain_module
+from .hooks import evaluating, full_precision, plain_module
 from .posteriors import Posterior, as_posterior
 from .predictive import bridge, monte_carlo, probit
-from .representations import LayerChoice, capture, check_layers, choose_layers
+from .representations import LayerChoice, capture, check_layers
 from .residual import Residual
-from .standardize import Moments, Standardizer
-from .storage import read, write
+from .standardize import Moments, Reservoir, Standardizer
+from .storage import check_same_network, read, write
 
 __all__ = ["RGPR", "load"]
 
 T = TypeVar("T")
 
-# Untuned scales: all layers together add this much variance at the 95 % quantile of the
-# training data. The probit then shrinks no logit there by more than 2 %.
+# Untuned scales: all layers together add about this much variance at the 95 % quantile of the
+# training data, where the probit then shrinks logits by 2 %.
 UNTUNED_VARIANCE = 0.1
 _PROBE = 256
-
-# u of the input beyond which a network that overflows has plainly been driven too far away:
-# a mean of |z|^3 / 3 of 1e12 is some ten thousand standard deviations in every coordinate.
-_FAR = 1e12
 
 
 class RGPR(nn.Module):
@@ -95,13 +98,15 @@ class RGPR(nn.Module):
 
     # -- fitting ---------------------------------------------------------------------------------
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def fit(self, train_loader: Iterable[Any], *, r: float = 1.0, progress: bool = True) -> RGPR:
         """Learn the moments of every representation in one pass over the training inputs.
 
         Also sets ``sigma2`` to harmless values: equal shares of a variance of 0.1 at the 95 %
-        quantile of up to 256 training inputs, drawn evenly from the pass. Either all of it
-        succeeds or the model stays as it was.
+        quantile of up to 256 training inputs, drawn evenly from the pass; for regression, of 0.1
+        times the variance of the outputs on them. Either all of it succeeds or the model stays
+        as it was.
 
         Args:
             train_loader: Yields ``(x, y)``, ``x`` or dicts; batches are moved to the network's
@@ -125,9 +130,10 @@ class RGPR(nn.Module):
         moments: list[Moments] = []
         shape: torch.Size | None = None
         dtypes: dict[int, torch.dtype] = {}
-        probe = _Reservoir(_PROBE)
+        probe = Reservoir(_PROBE)
 
         def consume(index: int, h: Tensor) -> None:
+            check_rows(layers[index], h, x)
             moments[index].update(h)
             dtypes[index] = h.dtype
 
@@ -136,37 +142,52 @@ class RGPR(nn.Module):
                 inputs(train_loader, progress=progress, description="rgpr fit")
             ):
                 x = batch if device is None else batch.to(device)
-                _check_batch(number, x, network, shape)
+                check_batch(number, x, network, shape)
                 if len(x) == 0:
                     continue
                 if shape is None:
-                    layers = choose_layers(network, self._choice, x)
+                    layers = self.posterior.choose_layers(self._choice, x)
                     moments = [Moments() for _ in layers]
                     shape = x.shape[1:]
                 consume(0, x)
+                probe.add(x)
                 with capture(network, layers, consume):
-                    output = network(x)
+                    output = network(x.clone())  # it may change its input in place
                 if number == 0 and self.likelihood == "classification":
-                    _check_logits(output)
+                    check_logits(output)
                 finite = torch.stack([m.squares.sum() for m in moments]).isfinite().tolist()
                 if not all(finite):
                     raise ValueError(
                         f"batch {number}: layer '{layers[finite.index(False)]}' gives values that "
                         "are not finite; the network overflows on its own training data"
                     )
-                probe.add(x)
         if not moments or moments[0].count < 2:
             raise ValueError("the loader gave fewer than two inputs; nothing can be standardised")
         residual = Residual(
             [Standardizer(m.mean, m.std, r=r, dtype=dtypes[i]) for i, m in enumerate(moments)]
         )
-        rows = torch.split(probe.items, 64)
-        u = torch.cat([_read(network, layers, residual, x, network)[1] for x in rows])
-        typical = u.quantile(0.95, dim=0)
-        share = UNTUNED_VARIANCE / len(layers)
-        residual.sigma2 = torch.where(typical > 0, share / typical, share)
+        residual.sigma2 = self._harmless(layers, residual, probe.items)
         self._layers, self._input_shape, self.residual = layers, shape, residual
         return self
+
+    def _harmless(self, layers: Sequence[str], residual: Residual, probe: Tensor) -> Tensor:
+        """Scales that add little at the data; see :meth:`fit`."""
+
+        def mean(x: Tensor) -> Tensor:
+            if self.likelihood == "classification":
+                self.posterior.network(x)
+                return x.new_zeros(0)
+            gaussian: Gaussian = self.posterior(x)
+            return gaussian.mean
+
+        read = [_read(self.posterior, layers, residual, x, mean) for x in torch.split(probe, 64)]
+        variance = UNTUNED_VARIANCE
+        if self.likelihood == "regression":
+            spread = torch.cat([outputs for outputs, _ in read]).double().var(0, correction=0)
+            variance *= float(spread.mean()) or 1.0
+        typical = torch.cat([u for _, u in read]).quantile(0.95, dim=0)
+        share = variance / len(layers)
+        return torch.where(typical > 0, share / typical, share)
 
     @property
     def layers(self) -> list[str]:
@@ -202,6 +223,7 @@ class RGPR(nn.Module):
         n_samples: int = 100,
         generator: torch.Generator | None = None,
         diagonal_output: bool = False,
+        pred_type: str = "glm",
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Predict, in one pass through the network.
 
@@ -215,9 +237,12 @@ class RGPR(nn.Module):
             n_samples: Number of samples for ``"mc"``.
             generator: Source of the samples for ``"mc"``.
             diagonal_output: For regression, return variances instead of covariances.
+            pred_type: Only ``"glm"``, which laplace-torch's calls often name; to predict by
+                samples of weights, wrap a posterior that draws them.
 
         Returns:
-            Classification: probabilities ``(B, C)``, two columns for a network with one output.
+            Classification: probabilities ``(B, C)`` in the dtype of ``x``, two columns for a
+            network with one output.
             Regression: the mean ``(B, C)`` and the covariance ``(B, C, C)``, or variances
             ``(B, C)``, of the noise-free function; variances are float64.
 
@@ -227,16 +252,22 @@ class RGPR(nn.Module):
             ValueError: ``x`` has the wrong shape or device, or a NaN with ``nan="raise"``.
         """
         _one_of("link_approx", link_approx, ("probit", "mc", "bridge"))
+        _one_of("pred_type", pred_type, ("glm",))
         if self.likelihood == "classification" and link_approx == "mc":
             samples, limit = self._samples(x, n_samples, generator)
             mixed = torch.where(limit[:, None], 0.0, samples)
             return _set_limit(monte_carlo(mixed), limit).to(x.dtype)
-        gaussian, u, limit = self._gaussian(x)
-        v = torch.where(limit, 0.0, self._residual_variance(u))
-        if self.likelihood == "regression":
-            return _regression(gaussian, v, limit, diagonal_output)
-        link = probit if link_approx == "probit" else bridge
-        return _set_limit(link(gaussian, v), limit)
+        gaussian, u = self._read(x, self.posterior)
+        with full_precision(x):
+            gaussian.mean = gaussian.mean.to(x.dtype)
+            v = self._residual_variance(x, u)
+            good = gaussian.mean.isfinite().all(1) & gaussian.variance.isfinite().all(1)
+            limit = _at_limit(x, u, v, good)
+            v = torch.where(limit, 0.0, v)
+            if self.likelihood == "regression":
+                return _regression(gaussian, v, limit, diagonal_output)
+            link = probit if link_approx == "probit" else bridge
+            return _set_limit(link(gaussian, v), limit)
 
     def predictive_samples(
         self, x: Tensor, n_samples: int = 100, generator: torch.Generator | None = None
@@ -249,7 +280,7 @@ class RGPR(nn.Module):
 
     def variance(self, x: Tensor) -> Tensor:
         """The residual's variance ``v(x)``, ``(B,)`` in float64."""
-        return self._residual_variance(self._read(x, self.posterior.network)[1])
+        return self._residual_variance(x, self._read(x, self.posterior.network)[1])
 
     def _fitted(self) -> Residual:
         if self.residual is None:
@@ -263,8 +294,7 @@ class RGPR(nn.Module):
         ``u = inf``, or NaN if there is a NaN in them.
         """
         residual = self._fitted()
-        network = self.posterior.network
-        check_input(x, network, self._input_shape)
+        check_input(x, self.posterior.network, self._input_shape)
         peak = torch.linalg.vector_norm(x.detach().flatten(1), ord=torch.inf, dim=1).double()
         if self.nan == "raise" and bool(peak.isnan().any()):
             row = int(peak.isnan().nonzero()[0])
@@ -274,29 +304,24 @@ class RGPR(nn.Module):
             )
         finite = peak.isfinite()
         clean = torch.where(finite.reshape(-1, *[1] * (x.dim() - 1)), x, 0.0)
-        result, u = _read(network, self._layers, residual, clean, run)
+        result, u = _read(self.posterior, self._layers, residual, clean, run)
         return result, torch.where(finite[:, None], u, peak[:, None])
 
-    def _residual_variance(self, u: Tensor) -> Tensor:
+    def _residual_variance(self, x: Tensor, u: Tensor) -> Tensor:
         """``v`` from ``u``, with infinity where a far-away input made a layer overflow."""
         first = u[:, :1]
-        v = self._fitted()(torch.where((first > _FAR) & u.isnan(), torch.inf, u))
+        v = self._fitted()(torch.where((first > _far(x.dtype)) & u.isnan(), torch.inf, u))
         return torch.where(first.squeeze(1).isnan(), torch.nan, v)
-
-    def _gaussian(self, x: Tensor) -> tuple[Gaussian, Tensor, Tensor]:
-        """The base's outputs, ``u``, and which rows are at the limit."""
-        gaussian, u = self._read(x, self.posterior)
-        good = gaussian.mean.isfinite().all(1) & gaussian.variance.isfinite().all(1)
-        return gaussian, u, _at_limit(u, good)
 
     def _samples(
         self, x: Tensor, n_samples: int, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        if n_samples < 1:
-            raise ValueError(f"n_samples = {n_samples} must be at least 1")
+        if not isinstance(n_samples, int) or n_samples < 1:
+            raise ValueError(f"n_samples = {n_samples} must be a whole number, at least 1")
         samples, u = self._read(x, lambda clean: self.posterior.sample(clean, n_samples, generator))
-        limit = _at_limit(u, samples.isfinite().all(2).all(0))
-        v = torch.where(limit, torch.inf, self._residual_variance(u))
+        v = self._residual_variance(x, u)
+        limit = _at_limit(x, u, v, samples.isfinite().all(2).all(0))
+        v = torch.where(limit, torch.inf, v)
         noise = v.sqrt()[:, None] * standard_normal(tuple(samples.shape), samples, generator)
         # The noise alone at the limit: infinity minus infinity would be NaN.
         samples = torch.where(limit[:, None], 0.0, samples)
@@ -320,7 +345,7 @@ class RGPR(nn.Module):
                 "which cannot be saved here; save that object and call fit again after loading it"
             )
         tensors = {f"network.{k}": t for k, t in posterior.network.state_dict().items()}
-        tensors |= {f"posterior.{k}": t for k, t in _own_tensors(posterior).items()}
+        tensors |= {f"posterior.{k}": t for k, t in posterior.own_tensors().items()}
         tensors["sigma2"] = residual.sigma2
         for index, standardizer in enumerate(residual.standardizers):
             tensors |= {f"layer.{index}.{k}": t for k, t in standardizer.state_dict().items()}
@@ -358,30 +383,29 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
         return {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}
 
     weights = part("network.")
-    _check_same_network(weights, network, path)
-    if about["posterior"] not in Posterior.kinds:
-        raise ValueError(
-            f"{path} holds a posterior of kind '{about['posterior']}', known here: "
-            f"{sorted(Posterior.kinds)}; import the module that defines it, or upgrade rgpr"
-        )
-    posterior = Posterior.kinds[about["posterior"]].from_saved(
-        network, about["config"], part("posterior.")
-    )
-    model = RGPR(posterior, about["layers"], about["likelihood"], nan=about["nan"])
-    model._layers = about["layers"]
-    model._input_shape = torch.Size(about["input_shape"])
-    standardizers = [
-        Standardizer(t["mean"], t["scale"], dtype=t["mean"].dtype)
-        for t in (part(f"layer.{index}.") for index in range(len(model._layers)))
-    ]
-    model.residual = Residual(standardizers, tensors["sigma2"])
+    check_same_network(weights, network, path)
+    try:
+        kind, layers = about["posterior"], about["layers"]
+        if kind not in Posterior.kinds:
+            raise ValueError(
+                f"{path} holds a posterior of kind '{kind}', known here: "
+                f"{sorted(Posterior.kinds)}; import the module that defines it, or upgrade rgpr"
+            )
+        posterior = Posterior.kinds[kind].from_saved(network, about["config"], part("posterior."))
+        model = RGPR(posterior, layers, about["likelihood"], nan=about["nan"])
+        parts = [part(f"layer.{index}.") for index in range(len(layers))]
+        standardizers = [Standardizer(t["mean"], t["scale"], dtype=t["mean"].dtype) for t in parts]
+        model.residual = Residual(standardizers, tensors["sigma2"])
+        model._layers, model._input_shape = layers, torch.Size(about["input_shape"])
+    except KeyError as missing:
+        raise ValueError(f"{path} is incomplete: it has no {missing}; save it again") from missing
     network.load_state_dict(weights)
     device = network_dtype_device(network)[1]
     return model if device is None else model.to(device)
 
 
 def _read(
-    network: nn.Module,
+    posterior: Posterior,
     layers: Sequence[str],
     residual: Residual,
     x: Tensor,
@@ -391,63 +415,31 @@ def _read(
     columns: dict[int, Tensor] = {0: residual.unit_variance(0, x)}
 
     def consume(index: int, h: Tensor) -> None:
+        check_rows(layers[index], h, x)
         columns[index] = residual.unit_variance(index, h)
 
-    with evaluating(network), capture(network, layers, consume):
+    with evaluating(posterior), capture(posterior.network, layers, consume):
         result = run(x)
     return result, torch.stack([columns[index] for index in range(len(layers))], dim=1)
 
 
-class _Reservoir:
-    """An even sample of at most ``size`` rows of a stream, in one pass; seeded."""
+def _far(dtype: torch.dtype) -> float:
+    """The ``u`` of the input beyond which a network that overflows was plainly driven too far.
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.keys = torch.empty(0)
-        self.items = torch.empty(0)
-        self.generator = torch.Generator().manual_seed(0)
-
-    def add(self, x: Tensor) -> None:
-        keys = torch.cat([self.keys, torch.rand(len(x), generator=self.generator)])
-        kept = keys.topk(min(self.size, len(keys)), largest=False).indices.sort().values
-        old = kept[kept < len(self.keys)]
-        new = kept[len(old) :] - len(self.keys)
-        if len(new):
-            rows = x[new.to(x.device)]
-            self.items = torch.cat([self.items[old.to(x.device)], rows]) if len(old) else rows
-            self.keys = keys[kept]
+    A mean of |z|^3 / 3 of 1e12 is some ten thousand standard deviations in every coordinate;
+    half precision overflows far earlier.
+    """
+    return 1e12 if torch.finfo(dtype).max > 1e30 else 1e6
 
 
-def _check_batch(number: int, x: Tensor, network: nn.Module, shape: torch.Size | None) -> None:
-    try:
-        check_input(x, network, shape)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"batch {number}: {error}") from None
-    if not bool(x.isfinite().all()):
-        raise ValueError(
-            f"batch {number} holds values that are not finite (NaN or inf); the moments of the "
-            "training data would be lost. Remove these examples"
-        )
-
-
-def _check_logits(output: Any) -> None:
-    """Refuse a network that ends in a softmax: squashing twice would pass unnoticed."""
-    if isinstance(output, Tensor) and output.dim() == 2 and output.shape[1] > 1:
-        distributions = (output >= 0).all() & ((output.sum(1) - 1).abs() < 1e-4).all()
-        if bool(distributions):
-            raise ValueError(
-                "the network returns probabilities (each row sums to 1); the residual works on "
-                "logits. Leave out the final softmax"
-            )
-
-
-def _at_limit(u: Tensor, good: Tensor) -> Tensor:
-    """Rows to answer with the limit: infinite inputs, and overflow far away.
+def _at_limit(x: Tensor, u: Tensor, v: Tensor, good: Tensor) -> Tensor:
+    """Rows to answer with the limit: infinite inputs, infinite variance, overflow far away.
 
     A network that gives NaN near its data is broken, and its NaN is shown, not covered.
     """
+    first = u[:, 0]
     broken = ~good | ~u.isfinite().all(1)
-    return u[:, 0].isinf() | (broken & (u[:, 0] > _FAR))
+    return first.isinf() | (good & v.isinf()) | (broken & (first > _far(x.dtype)))
 
 
 def _set_limit(probabilities: Tensor, limit: Tensor) -> Tensor:
@@ -463,32 +455,6 @@ def _regression(
         return mean, gaussian.variance + v[:, None]
     covariance = torch.where(limit[:, None, None], 0.0, gaussian.covariance)
     return mean, covariance + torch.diag_embed(v[:, None].expand_as(mean))
-
-
-def _own_tensors(posterior: Posterior) -> dict[str, Tensor]:
-    own = posterior.state_dict()
-    return {name: t for name, t in own.items() if not name.startswith("network.")}
-
-
-def _check_same_network(weights: dict[str, Tensor], network: nn.Module, path: Any) -> None:
-    def kind(t: Tensor) -> str:
-        return f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}"
-
-    here = {k: kind(t) for k, t in network.state_dict().items() if isinstance(t, Tensor)}
-    saved = {k: kind(t) for k, t in weights.items()}
-    problems = [f"no '{k}' in the network" for k in saved if k not in here]
-    problems += [f"no '{k}' in the file" for k in here if k not in saved]
-    problems += [
-        f"'{k}' is {saved[k]} in the file and {here[k]} in the network"
-        for k in saved
-        if k in here and saved[k] != here[k]
-    ]
-    if problems:
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise ValueError(
-            f"{path} was saved with another network: {'; '.join(problems[:3])}{more}. "
-            "Pass a network of the architecture and dtype that was saved"
-        )
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:

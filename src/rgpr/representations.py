@@ -2,7 +2,7 @@
 
 A representation is named by its module, as in ``network.named_modules()``; a module that runs
 several times in one pass is numbered, ``"relu#0"``, ``"relu#1"``. The input is always the first
-representation, under the name ``"input"``.
+representation, under the name ``"input"``; a module of that name is ``"./input"``.
 
 ``layers="auto"`` takes the output of every hidden stage. A stage is a block (a submodule made of
 submodules, like the ``layer1`` .. ``layer4`` of a ResNet) or a layer with weights together with
@@ -57,7 +57,7 @@ class _Call:
     module: nn.Module
     number: int = 0
     input_shape: torch.Size | None = None
-    output: Tensor | None = None
+    output_shape: torch.Size | None = None
     problem: str = ""
     calls: list[_Call] = field(default_factory=list)
 
@@ -73,7 +73,7 @@ def capture(
 
     Args:
         network: The network whose next pass, by this thread, is read.
-        layers: Names as :func:`choose_layers` returns them.
+        layers: Names as :func:`choose_layers` returns them, the input first.
         consume: Called with the index in ``layers`` and the representation, ``(B, ...)``.
 
     Raises:
@@ -81,12 +81,11 @@ def capture(
     """
     modules = dict(network.named_modules(remove_duplicate=False))
     wanted: dict[nn.Module, dict[int, int]] = {}
-    for index, layer in enumerate(layers):
-        if layer != INPUT:
-            name, _, number = layer.partition("#")
-            wanted.setdefault(modules[name], {})[int(number or 0)] = index
+    for index, layer in enumerate(layers[1:], start=1):
+        name, number = _parse(layer)
+        wanted.setdefault(modules[name], {})[int(number or 0)] = index
     runs: dict[nn.Module, int] = dict.fromkeys(wanted, 0)
-    missing = set(range(len(layers))) - {layers.index(INPUT)}
+    missing = set(range(1, len(layers)))
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         index = wanted[module].get(runs[module])
@@ -119,8 +118,7 @@ def check_layers(network: nn.Module, choice: LayerChoice) -> None:
         )
     names = [name for name, _ in network.named_modules(remove_duplicate=False) if name]
     for pattern in _patterns(choice):
-        module = pattern.partition("#")[0]
-        if not any(fnmatchcase(name, module) for name in names):
+        if not _matching(_parse(pattern)[0], names):
             raise ValueError(_unknown(pattern, names))
 
 
@@ -128,22 +126,24 @@ def choose_layers(network: nn.Module, choice: LayerChoice, x: Tensor) -> list[st
     """Names of the representations, in the order in which they are computed, input first.
 
     Args:
-        network: The network; it runs once on ``x``, in evaluation mode.
+        network: The network; it runs once on two rows of ``x``, in evaluation mode.
         choice: ``"auto"``; names and globs; or a function of (name, module) to bool.
         x: A batch of inputs.
 
     Raises:
         ValueError: A name matches nothing that ran, or a chosen layer has no representation.
     """
+    x = x[:2].clone()  # all it takes, and the network may change its input in place
     root = _trace(network, x)
     finished = list(_in_order(root))
     runs = Counter(id(call.module) for call in finished)
 
     def label(call: _Call) -> str:
-        return f"{call.name}#{call.number}" if runs[id(call.module)] > 1 else call.name
+        name = f"./{call.name}" if call.name == INPUT else call.name
+        return f"{name}#{call.number}" if runs[id(call.module)] > 1 else name
 
     if choice == "auto":
-        return [INPUT, *(label(call) for call in _auto(root, batch=len(x)))]
+        return [INPUT, *(label(call) for call in _auto(root))]
     aliases: dict[int, list[str]] = {id(module): [] for module in network.modules()}
     for name, module in network.named_modules(remove_duplicate=False):
         aliases[id(module)].append(name)
@@ -153,22 +153,22 @@ def choose_layers(network: nn.Module, choice: LayerChoice, x: Tensor) -> list[st
             raise ValueError("the function given as layers chose none; use layers='input' for that")
     else:
         ids: set[int] = set()
+        every_name = [name for names in aliases.values() for name in names]
         for pattern in _patterns(choice):
-            name, _, number = pattern.partition("#")
+            name, number = _parse(pattern)
+            matching = set(_matching(name, every_name))
             matches = [
                 call
                 for call in finished
-                if any(fnmatchcase(alias, name) for alias in aliases[id(call.module)])
-                and number in ("", str(call.number))
+                if matching & set(aliases[id(call.module)]) and number in ("", str(call.number))
             ]
             if not matches:
                 raise ValueError(_unknown(pattern, [label(call) for call in finished]))
             ids.update(id(call) for call in matches)
         chosen = [call for call in finished if id(call) in ids]
     for call in chosen:
-        problem = call.problem or _shape_problem(call, len(x))
-        if problem:
-            raise ValueError(f"layer '{label(call)}' cannot be a representation: {problem}")
+        if call.problem:
+            raise ValueError(f"layer '{label(call)}' cannot be a representation: {call.problem}")
     return [INPUT, *(label(call) for call in chosen)]
 
 
@@ -178,6 +178,17 @@ def _patterns(choice: str | Sequence[str]) -> list[str]:
         if not isinstance(pattern, str):
             raise TypeError(f"layers holds {pattern!r}; expected names of modules or globs")
     return [pattern for pattern in patterns if pattern != INPUT]
+
+
+def _parse(layer: str) -> tuple[str, str]:
+    """The module's name and the number of its run, empty for all of them."""
+    name, _, number = layer.removeprefix("./").partition("#")
+    return name, number
+
+
+def _matching(pattern: str, names: Sequence[str]) -> list[str]:
+    """The name itself if it is there, whatever characters it has; else as a glob."""
+    return [pattern] if pattern in names else [n for n in names if fnmatchcase(n, pattern)]
 
 
 def _unknown(pattern: str, names: Sequence[str]) -> str:
@@ -201,7 +212,12 @@ def _first_tensor(output: Any, layer: str) -> Tensor:
 
 def _trace(network: nn.Module, x: Tensor) -> _Call:
     """Run the network once and write down which module ran inside which, in order."""
-    names = {module: name for name, module in reversed(list(network.named_modules()))}
+    # What a parametrised layer (spectral norm, weight norm) runs to make its weights is no layer.
+    names = {
+        module: name
+        for name, module in reversed(list(network.named_modules()))
+        if "parametrizations" not in name.split(".")
+    }
     outside = _Call("", nn.Identity())
     stack = [outside]
     runs: Counter[nn.Module] = Counter()
@@ -216,9 +232,18 @@ def _trace(network: nn.Module, x: Tensor) -> _Call:
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         call = stack.pop()
         try:
-            call.output = _first_tensor(output, call.name).detach()
+            tensor = _first_tensor(output, call.name)
         except TypeError as error:
             call.problem = str(error)
+            return
+        call.output_shape = tensor.shape
+        if not tensor.is_floating_point():
+            call.problem = f"it returns {tensor.dtype}, not real numbers"
+        elif tensor.dim() < 2 or len(tensor) != len(x):
+            call.problem = (
+                f"its output has shape {tuple(tensor.shape)} for a batch of {len(x)}; "
+                "expected (B, ...) with the batch first"
+            )
 
     with (
         torch.no_grad(),
@@ -236,18 +261,6 @@ def _in_order(call: _Call) -> Iterator[_Call]:
         yield child
 
 
-def _shape_problem(call: _Call, batch: int) -> str:
-    output = call.output
-    if output is None or not output.is_floating_point():
-        return f"it returns {'nothing' if output is None else output.dtype}, not real numbers"
-    if output.dim() < 2 or len(output) != batch:
-        return (
-            f"its output has shape {tuple(output.shape)} for a batch of {batch}; "
-            "expected (B, ...) with the batch first"
-        )
-    return ""
-
-
 @dataclass
 class _Stage:
     """A block or a layer with weights, and the last informative output before the next one."""
@@ -260,7 +273,7 @@ class _Stage:
         return bool(self.start.calls)
 
 
-def _auto(root: _Call, batch: int) -> list[_Call]:
+def _auto(root: _Call) -> list[_Call]:
     """The outputs of the hidden stages; see the head of this file for the rule."""
     calls = _flatten(root)
     stages = _stages(calls)
@@ -271,7 +284,7 @@ def _auto(root: _Call, batch: int) -> list[_Call]:
     hidden = stages[:-1]
     first_block = next((i for i, stage in enumerate(hidden) if stage.is_block), 0)
     outputs = [stage.output for stage in hidden[first_block:]]
-    return [call for call in outputs if not call.problem and not _shape_problem(call, batch)]
+    return [call for call in outputs if not call.problem]
 
 
 def _flatten(call: _Call) -> list[_Call]:
@@ -304,6 +317,6 @@ def _has_weights(module: nn.Module) -> bool:
 def _refines(call: _Call) -> bool:
     """Normalisations and activations, also a user's own: same shape in and out, no weights."""
     pooling = type(call.module).__module__ == nn.modules.pooling.__name__
-    if pooling or isinstance(call.module, _SILENT) or call.output is None:
+    if pooling or isinstance(call.module, _SILENT):
         return False
-    return call.input_shape == call.output.shape
+    return call.input_shape is not None and call.input_shape == call.output_shape

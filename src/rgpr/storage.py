@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["FORMAT", "read", "write"]
+__all__ = ["FORMAT", "check_same_network", "read", "write"]
 
 FORMAT = 1
 
@@ -37,15 +37,15 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: An
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"no folder {path.parent} to save {path.name} in; make it first")
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
+    temporary.touch()
+    mode = temporary.stat().st_mode  # as readable as any file of this user; save_file says 0600
     try:
         save_file(copies, temporary, metadata=metadata)
-        os.chmod(temporary, 0o666 & ~_umask())
+        temporary.chmod(mode)
         os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any]:
@@ -66,8 +66,8 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any]:
                     f"{path} is a safetensors file, but not one that RGPR.save wrote; "
                     "load weights with safetensors.torch.load_model and wrap the network again"
                 )
-            version = int(metadata["rgpr_format"])
-            if version > FORMAT:
+            version = metadata["rgpr_format"]
+            if version not in map(str, range(1, FORMAT + 1)):
                 raise ValueError(
                     f"{path} has format {version} and this rgpr reads up to {FORMAT}; upgrade rgpr"
                 )
@@ -81,7 +81,24 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any]:
         ) from error
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def check_same_network(weights: dict[str, Tensor], network: nn.Module, path: Any) -> None:
+    """Refuse weights that do not fit the network one to one, naming the first that differ."""
+
+    def kind(t: Tensor) -> str:
+        return f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}"
+
+    here = {k: kind(t) for k, t in network.state_dict().items() if isinstance(t, Tensor)}
+    saved = {k: kind(t) for k, t in weights.items()}
+    problems = [f"no '{k}' in the network" for k in saved if k not in here]
+    problems += [f"no '{k}' in the file" for k in here if k not in saved]
+    problems += [
+        f"'{k}' is {saved[k]} in the file and {here[k]} in the network"
+        for k in saved
+        if k in here and saved[k] != here[k]
+    ]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ValueError(
+            f"{path} was saved with another network: {'; '.join(problems[:3])}{more}. "
+            "Pass a network of the architecture and dtype that was saved"
+        )

@@ -132,6 +132,60 @@ def test_features_as_large_as_float32_allows(structure: str) -> None:
     torch.testing.assert_close(variance, reference(far.double()).variance, rtol=1e-3, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("subset", "structure"),
+    [*(("last_layer", structure) for structure in LAST_LAYER), ("all", "kron")],
+)
+def test_the_generator_decides_the_bases_noise_too(subset: str, structure: str) -> None:
+    la, x = fitted(mlp(), subset=subset, structure=structure)
+    model = rgpr.RGPR(la).fit([x])
+    for sigma2 in (0.0, 1.0):
+        model.sigma2 = sigma2
+        draws = [
+            model.predictive_samples(x[:5], 4, torch.Generator().manual_seed(seed))
+            for seed in (1, 1, 2)
+        ]
+        assert torch.equal(draws[0], draws[1])
+        assert not torch.equal(draws[0], draws[2])
+
+
+@pytest.mark.parametrize("structure", LAST_LAYER)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_does_not_reach_the_variance(structure: str, dtype: torch.dtype) -> None:
+    la, x = fitted(mlp(), structure=structure)
+    model = rgpr.RGPR(la).fit([x])
+    with torch.no_grad(), torch.autocast("cpu", dtype):
+        features = model.posterior.network[:-1](x).float()
+        variance = model.posterior(x).variance
+        for link in ("probit", "mc", "bridge"):
+            p = model(x, link_approx=link)
+            assert p.dtype == torch.float32
+            assert p.isfinite().all()
+    head = nn.Sequential(nn.Flatten(), model.posterior.network[-1])
+    alone = LastLayerLaplace(head, "1", structure, model.posterior.own_tensors(), None)
+    torch.testing.assert_close(variance, alone(features).variance, rtol=1e-5, atol=0)
+
+
+def test_inference_mode() -> None:
+    for subset in ("last_layer", "all"):
+        la, x = fitted(mlp(), subset=subset)
+        with torch.inference_mode():
+            model = rgpr.RGPR(la).fit([x.clone()])
+            assert model(x).shape == (120, 3)
+        x.requires_grad_()
+        model.variance(x).sum().backward()
+        assert x.grad is not None
+
+
+def test_a_compiled_network_below_laplace() -> None:
+    la, x = fitted(torch.compile(mlp(), backend="eager"))
+    torch._dynamo.reset()
+    model = rgpr.RGPR(la).fit([x])
+    assert model.posterior.head == "4"
+    model.sigma2 = 0
+    torch.testing.assert_close(model(x), la(x), rtol=1e-5, atol=1e-6)
+
+
 def test_the_posterior_stands_on_its_own() -> None:
     """Neither the user's network nor the Laplace object is touched or needed."""
     network = mlp()

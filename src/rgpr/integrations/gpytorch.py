@@ -9,7 +9,7 @@ import torch
 from gpytorch.constraints import Interval, Positive
 from torch import Tensor
 
-from ..kernels import dscs, dscs_diag, dscs_gram
+from ..kernels import dscs, dscs_gram
 
 __all__ = ["DSCSKernel"]
 
@@ -86,7 +86,4 @@ class DSCSKernel(gpytorch.kernels.Kernel):
             variance = variance.unsqueeze(-1)
         if not diag:
             return dscs_gram(x1, x2, variance=variance, offset=self.offset)
-        variance = variance.unsqueeze(-1)
-        if x1.shape == x2.shape and torch.equal(x1, x2):
-            return dscs_diag(x1, variance=variance, offset=self.offset)
-        return dscs(x1, x2, variance=variance, offset=self.offset)
+        return dscs(x1, x2, variance=variance.unsqueeze(-1), offset=self.offset)

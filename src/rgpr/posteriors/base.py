@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..gaussian import Gaussian
-from ..hooks import plain_module
+from ..hooks import full_precision, plain_module
+from ..representations import LayerChoice, choose_layers
 from ..standardize import StableBuffers
 
 __all__ = ["Posterior", "as_posterior", "register_posterior"]
@@ -54,7 +55,17 @@ class Posterior(StableBuffers):
     def sample(self, x: Tensor, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Samples of the outputs, ``(S, B, C)``."""
         gaussian: Gaussian = self(x)
-        return gaussian.sample(n_samples, generator)
+        with full_precision(x):
+            return gaussian.sample(n_samples, generator)
+
+    def choose_layers(self, choice: LayerChoice, x: Tensor) -> list[str]:
+        """Names of the representations that ``choice`` stands for; see ``representations``."""
+        return choose_layers(self.network, choice, x)
+
+    def own_tensors(self) -> dict[str, Tensor]:
+        """What is saved beside the network's own state."""
+        state = self.state_dict()
+        return {name: t for name, t in state.items() if not name.startswith("network.")}
 
     def config(self) -> dict[str, Any]:
         """What, beside its own tensors and the network, it takes to build this again; JSON."""
@@ -115,6 +126,7 @@ def register_posterior(kind: type | str, build: _Builder) -> None:
     _builders[kind if isinstance(kind, str) else _full_name(kind)] = build
 
 
+@torch.inference_mode(False)  # what is copied here must be usable outside of it
 def as_posterior(base: Any) -> Posterior:
     """The posterior that ``base`` stands for.
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from ..gaussian import DenseGaussian, DiagonalGaussian, Gaussian, standard_normal
-from ..hooks import watching
+from ..hooks import full_precision, plain_module, watching
 from .base import Posterior, register_posterior
 
 __all__ = ["LaplacePosterior", "LastLayerLaplace", "from_laplace"]
@@ -67,7 +67,7 @@ class LastLayerLaplace(Posterior):
         head: str,
         structure: str,
         tensors: Mapping[str, Tensor],
-        likelihood: str,
+        likelihood: str | None,
     ) -> None:
         super().__init__(network)
         self.head, self.structure, self.likelihood = head, structure, likelihood
@@ -82,6 +82,11 @@ class LastLayerLaplace(Posterior):
 
     def forward(self, x: Tensor) -> Gaussian:
         mean, features = self._point_and_features(x)
+        with full_precision(x):
+            return self._gaussian(mean, features)
+
+    def _gaussian(self, mean: Tensor, features: Tensor) -> Gaussian:
+        features = features.to(torch.promote_types(features.dtype, torch.float32))
         peak = features.detach().abs().amax(1, keepdim=True)
         peak = torch.where((peak > 0) & (peak < torch.inf), peak, 1.0)
         features = (features / peak).to(next(self.buffers(recurse=False)).dtype)
@@ -136,13 +141,17 @@ class _KroneckerGaussian(Gaussian):
         self.mean, self._squares, self._scale, self._head = mean, squares, scale, head
         self._bias_root = head.bias_root.double() if head._has_bias else None
 
+    def _weighted(self, weights: Tensor) -> Tensor:
+        with full_precision(weights):
+            return self._scale * (self._squares @ weights).double()
+
     @property
     def _eigenvalues(self) -> Tensor:
-        return self._scale * (self._squares @ self._head.spectrum).double()
+        return self._weighted(self._head.spectrum)
 
     @property
     def variance(self) -> Tensor:
-        variance = self._scale * (self._squares @ self._head.marginal).double()
+        variance = self._weighted(self._head.marginal)
         if self._bias_root is not None:
             variance = variance + self._bias_root.square().sum(1)
         return variance
@@ -185,13 +194,13 @@ class LaplacePosterior(Posterior):
         network = la.model
         super().__init__(network.model if _is_feature_extractor(network) else network)
         self.la = la
-        self.likelihood = _likelihood(la)
+        self.likelihood = likelihood_of(la)
 
     def forward(self, x: Tensor) -> Gaussian:
         mean = self.point(x)
         # Its backends differentiate by autograd, whatever the caller's grad mode.
-        with torch.enable_grad():
-            _, covariance = self.la._glm_predictive_distribution(x)
+        with torch.inference_mode(False), torch.enable_grad():
+            _, covariance = self.la._glm_predictive_distribution(x.detach().clone())
         return DenseGaussian(mean, covariance.detach())
 
 
@@ -201,14 +210,8 @@ def from_laplace(la: Any) -> Posterior:
     Raises:
         ValueError: It was not fitted, or its last layer cannot be read.
     """
-    fitted = getattr(la, "_fitted", None)
-    if fitted is None:
-        fitted = getattr(la, "n_data", 0) > 0 and getattr(la, "H", None) is not None
-    if not fitted:
-        raise ValueError(
-            f"this {type(la).__name__} was not fitted: call la.fit(train_loader) before wrapping it"
-        )
-    if _likelihood(la) == "classification" and la.n_outputs == 1:
+    check_fitted(la)
+    if likelihood_of(la) == "classification" and la.n_outputs == 1:
         raise ValueError(
             "laplace-torch's classification likelihood is a softmax, which has no curvature for "
             "one output: this posterior knows nothing of the data. Give the network two outputs, "
@@ -232,10 +235,21 @@ def from_laplace(la: Any) -> Posterior:
                 tensors["bias"] = variance[out_features * in_features :]
         else:
             tensors = {"covariance": _full_tensor(la.posterior_covariance, head)}
-    network = copy.deepcopy(la.model.model)
-    name = la.model._last_layer_name
+    network = plain_module(copy.deepcopy(la.model.model))
+    name = la.model._last_layer_name.removeprefix("_orig_mod.")
     _remove_its_hook(network.get_submodule(name))
-    return LastLayerLaplace(network, name, structure, tensors, _likelihood(la) or "classification")
+    return LastLayerLaplace(network, name, structure, tensors, likelihood_of(la))
+
+
+def check_fitted(la: Any) -> None:
+    """Refuse a laplace-torch object that was not fitted; its own error would be about NoneType."""
+    fitted = getattr(la, "_fitted", None)
+    if fitted is None:
+        fitted = getattr(la, "n_data", 0) > 0 and getattr(la, "H", None) is not None
+    if not fitted:
+        raise ValueError(
+            f"this {type(la).__name__} was not fitted: call la.fit(train_loader) before wrapping it"
+        )
 
 
 def _kron_tensors(precision: Any, bias: bool) -> dict[str, Tensor]:
@@ -262,7 +276,8 @@ def _full_tensor(covariance: Tensor, head: nn.Linear) -> Tensor:
     return covariance[order][:, order].reshape(*index.shape, *index.shape)
 
 
-def _likelihood(la: Any) -> str | None:
+def likelihood_of(la: Any) -> str | None:
+    """What it was fitted for, in our words; ``None`` for what we have no word for."""
     name = str(getattr(la.likelihood, "value", la.likelihood))
     return name if name in ("classification", "regression") else None
 

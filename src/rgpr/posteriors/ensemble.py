@@ -1,0 +1,60 @@
+"""Deep ensembles: networks that were trained from different starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from ..hooks import plain_module
+from .base import outputs_of, register_posterior
+from .sampled import SampledPosterior
+
+__all__ = ["Ensemble"]
+
+
+class Ensemble(SampledPosterior):
+    """Each member is a sample. The residual reads the representations of the first.
+
+    Sampling takes the members in turn, so that all count the same; it has no randomness.
+
+    Args:
+        networks: Two or more networks with the same outputs.
+    """
+
+    kind = "ensemble"
+
+    def __init__(self, networks: Iterable[nn.Module]) -> None:
+        first, *others = _checked(networks)
+        super().__init__(first, n_samples=1 + len(others))
+        self.others = nn.ModuleList(plain_module(network) for network in others)
+
+    def draw(
+        self, x: Tensor, point: Tensor, n_samples: int, generator: torch.Generator | None
+    ) -> Tensor:
+        outputs = [point, *(outputs_of(n(x), x) for n in list(self.others)[: n_samples - 1])]
+        for number, output in enumerate(outputs):
+            if output.shape != point.shape:
+                raise ValueError(
+                    f"member {number} of the ensemble has {output.shape[1]} outputs and the first "
+                    f"has {point.shape[1]}; members must agree on the classes"
+                )
+        turns = torch.arange(n_samples) % len(outputs)
+        return torch.stack([outputs[i] for i in turns.tolist()])
+
+
+def _checked(networks: Iterable[nn.Module]) -> list[nn.Module]:
+    members = list(networks)
+    if len(members) < 2:
+        raise ValueError(f"an ensemble of {len(members)} networks; give two or more")
+    for number, member in enumerate(members):
+        if not isinstance(member, nn.Module):
+            raise TypeError(
+                f"member {number} of the ensemble is a {type(member).__name__}, not an nn.Module"
+            )
+    return members
+
+
+register_posterior(list, Ensemble)
+register_posterior(tuple, Ensemble)

@@ -1,0 +1,89 @@
+"""Posteriors of which only samples can be had, and those over weights in particular."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from ..gaussian import EmpiricalGaussian, Gaussian
+from .base import Posterior, outputs_of
+
+__all__ = ["SampledPosterior", "WeightPosterior"]
+
+# Bytes of stacked weights that are evaluated together.
+_STACK_BYTES = 1 << 28
+
+
+class SampledPosterior(Posterior):
+    """Outputs known by samples; :meth:`forward` takes their moments.
+
+    The moments come from the same samples at every call, so predictions that need no samples of
+    their own (probit, bridge, regression) are deterministic.
+
+    Args:
+        network: The network whose representations the residual reads.
+        n_samples: Number of samples behind the moments.
+        seed: Their seed.
+    """
+
+    def __init__(self, network: nn.Module, *, n_samples: int = 20, seed: int = 0) -> None:
+        super().__init__(network)
+        if n_samples < 2:
+            raise ValueError(f"n_samples = {n_samples}; moments need at least two samples")
+        self.n_samples, self.seed = n_samples, seed
+
+    @abstractmethod
+    def draw(
+        self, x: Tensor, point: Tensor, n_samples: int, generator: torch.Generator | None
+    ) -> Tensor:
+        """Samples ``(S, B, C)``, given the network's own outputs ``point``."""
+
+    def forward(self, x: Tensor) -> Gaussian:
+        point = self.point(x)
+        generator = torch.Generator().manual_seed(self.seed)
+        return EmpiricalGaussian(self.draw(x, point, self.n_samples, generator))
+
+    def sample(self, x: Tensor, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        return self.draw(x, self.point(x), n_samples, generator)
+
+
+class WeightPosterior(SampledPosterior):
+    """A distribution over weights, evaluated sample by sample.
+
+    Networks of linear layers alone run many samples at once, as one batched product; for
+    convolutions, whose batched form is slower, and to bound memory, samples run in turn.
+    """
+
+    @abstractmethod
+    def weights(self, generator: torch.Generator | None) -> Iterator[Mapping[str, Tensor]]:
+        """Endless samples of the network's parameters (and buffers), by name."""
+
+    def draw(
+        self, x: Tensor, point: Tensor, n_samples: int, generator: torch.Generator | None
+    ) -> Tensor:
+        samples = islice(self.weights(generator), n_samples)
+
+        def run(weights: Mapping[str, Tensor]) -> Tensor:
+            return outputs_of(functional_call(self.network, dict(weights), (x,)), x)
+
+        if not self._linear:
+            return torch.stack([run(weights) for weights in samples])
+        size = sum(p.numel() * p.element_size() for p in self.network.parameters())
+        parts = []
+        while chunk := list(islice(samples, max(1, _STACK_BYTES // max(1, size)))):
+            stacked = {name: torch.stack([w[name] for w in chunk]) for name in chunk[0]}
+            parts.append(vmap(run)(stacked))
+        return torch.cat(parts)
+
+    @property
+    def _linear(self) -> bool:
+        """Whether every layer with parameters is linear."""
+        layers = [
+            m for m in self.network.modules() if next(m.parameters(recurse=False), None) is not None
+        ]
+        return all(type(m) is nn.Linear for m in layers)
