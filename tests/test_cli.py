@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import rgpr
-from rgpr.cli import main
+from rgpr.bases import CLASSIFIERS
+from rgpr.cli import _show, main
 
 
 @pytest.fixture(scope="module")
@@ -72,4 +73,23 @@ def test_without_the_extras_it_says_what_to_install(
     monkeypatch.delitem(sys.modules, "rgpr.demo", raising=False)
     monkeypatch.setattr(builtins, "__import__", missing)
     assert main(["demo"]) == 1
-    assert "install 'rgpr[demo]'" in capsys.readouterr().err
+    assert "install 'rgpr[all]'" in capsys.readouterr().err
+
+
+def test_the_table_of_bases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every base goes to 1/C with the residual: at most 0.02 above it at alpha = 1e6."""
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- table -->\nold\n<!-- end of table -->\nafter\n")
+    assert main(["bases", "--quick", "--into", str(page)]) == 0
+    text = page.read_text()
+    assert text.startswith("before")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if "%" in line]
+    assert len(rows) == 2 * len(CLASSIFIERS)
+    for base, residual, *numbers in rows:
+        far = float(numbers[-1])
+        if "sigma2" in residual:
+            assert far <= 0.12, base
+    with pytest.raises(SystemExit, match="has no lines <!-- table -->"):
+        _show("x", Path(__file__).with_name("networks.py"))

@@ -30,6 +30,15 @@ def test_u_does_not_depend_on_how_many_rows_fit_the_cache(
     torch.testing.assert_close(r.unit_variance(1, h), whole)
 
 
+@pytest.mark.parametrize("unit", [1e-15, 1e-3, 1.0, 1e6, 1e15])
+def test_u_in_any_unit(unit: float) -> None:
+    """Data in metres or in light years: cubes must neither overflow nor vanish."""
+    h, mean, std = torch.randn(6, 20), torch.randn(20), torch.rand(20) + 0.5
+    reference = Residual([Standardizer(mean, std)]).unit_variance(0, h)
+    scaled = Residual([Standardizer(unit * mean, unit * std)]).unit_variance(0, unit * h)
+    torch.testing.assert_close(scaled, reference, rtol=1e-4, atol=0)
+
+
 def test_v_is_linear_in_sigma2() -> None:
     u = torch.rand(5, 2, dtype=torch.float64)
     expected = 0.5 * u[:, 0] + 2 * u[:, 1]

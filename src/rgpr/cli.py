@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,22 +26,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     demo.add_argument("--seed", type=int, default=0, help="seed of everything random (default: 0)")
     demo.add_argument("--quick", action="store_true", help="a tenth of the training, coarse maps")
+    bases = commands.add_parser(
+        "bases", help="every base posterior on digits, without and with the residual, as a table"
+    )
+    bases.add_argument(
+        "--into", type=Path, help="a Markdown file whose marked part the table replaces"
+    )
+    bases.add_argument("--quick", action="store_true", help="a tenth of the training")
     options = parser.parse_args(arguments)
     if options.version:
         from . import __version__
 
         print(__version__)
         return 0
-    if options.command == "demo":
-        try:
+    try:
+        if options.command == "demo":
             from .demo import run
-        except ModuleNotFoundError as error:
-            print(
-                f"the demo needs more than the core ({error}); install 'rgpr[demo]'",
-                file=sys.stderr,
-            )
-            return 1
-        run(options.out, seed=options.seed, quick=options.quick)
-        return 0
+
+            run(options.out, seed=options.seed, quick=options.quick)
+            return 0
+        if options.command == "bases":
+            from .bases import table
+
+            _show(table(quick=options.quick), options.into)
+            return 0
+    except ModuleNotFoundError as error:
+        print(f"this needs more than the core ({error}); install 'rgpr[all]'", file=sys.stderr)
+        return 1
     parser.print_help()
     return 2
+
+
+def _show(table: str, into: Path | None) -> None:
+    """Print the table, or put it between the marks of a file."""
+    if into is None:
+        print(table)
+        return
+    before, mark, rest = into.read_text().partition("<!-- table -->\n")
+    _, end, after = rest.partition("<!-- end of table -->")
+    if not mark or not end:
+        raise SystemExit(f"{into} has no lines <!-- table --> and <!-- end of table --> to fill")
+    temporary = into.with_suffix(".part")
+    temporary.write_text(f"{before}{mark}{table}\n{end}{after}")
+    os.replace(temporary, into)

@@ -16,9 +16,11 @@ __all__ = [
     "check_logits",
     "check_rows",
     "inputs",
+    "labelled",
     "network_dtype_device",
 ]
 
+_TARGET_KEYS = ("y", "label", "labels", "target", "targets")
 _INPUT_KEYS = ("x", "input", "inputs", "image", "images", "pixel_values", "features", "data")
 
 
@@ -30,6 +32,11 @@ def inputs(loader: Iterable[Any], *, progress: bool, description: str) -> Iterat
         KeyError: A dict has none of the usual names of an input.
         ValueError: The loader has no batch at all.
     """
+    for batch in _batches(loader, progress=progress, description=description):
+        yield _input_of(batch)
+
+
+def _batches(loader: Iterable[Any], *, progress: bool, description: str) -> Iterator[Any]:
     if isinstance(loader, Tensor | Dataset):
         raise TypeError(
             f"this is a {type(loader).__name__}, which yields single examples; pass a DataLoader "
@@ -39,11 +46,38 @@ def inputs(loader: Iterable[Any], *, progress: bool, description: str) -> Iterat
     # `disable=None` hides the bar where nobody watches: no terminal, no bar.
     for batch in tqdm(loader, desc=description, leave=False, disable=None if progress else True):
         empty = False
-        yield _input_of(batch)
+        yield batch
     if empty:
         raise ValueError(
             "the loader gave no batch; is it empty, or an iterator that was used up before?"
         )
+
+
+def labelled(
+    loader: Iterable[Any], *, progress: bool, description: str
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs and targets of every batch, from a loader of ``(x, y)`` or dicts.
+
+    Raises:
+        TypeError: A batch has no targets.
+        ValueError: The loader has no batch at all.
+    """
+    for batch in _batches(loader, progress=progress, description=description):
+        yield _input_of(batch), _target_of(batch)
+
+
+def _target_of(batch: Any) -> Tensor:
+    target: Any = None
+    if isinstance(batch, Mapping):
+        target = next((batch[key] for key in _TARGET_KEYS if key in batch), None)
+    elif isinstance(batch, list | tuple) and len(batch) > 1:
+        target = batch[1]
+    if not isinstance(target, Tensor):
+        raise TypeError(
+            "a batch has no targets, and they are needed here; yield (x, y), or dicts with the "
+            "target under one of: " + ", ".join(_TARGET_KEYS)
+        )
+    return target
 
 
 def _input_of(batch: Any) -> Tensor:

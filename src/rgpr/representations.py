@@ -122,13 +122,16 @@ def check_layers(network: nn.Module, choice: LayerChoice) -> None:
             raise ValueError(_unknown(pattern, names))
 
 
-def choose_layers(network: nn.Module, choice: LayerChoice, x: Tensor) -> list[str]:
+def choose_layers(
+    network: nn.Module, choice: LayerChoice, x: Tensor, *, keep_last: bool = False
+) -> list[str]:
     """Names of the representations, in the order in which they are computed, input first.
 
     Args:
         network: The network; it runs once on two rows of ``x``, in evaluation mode.
         choice: ``"auto"``; names and globs; or a function of (name, module) to bool.
         x: A batch of inputs.
+        keep_last: ``"auto"`` takes the last stage too: it makes features here, not outputs.
 
     Raises:
         ValueError: A name matches nothing that ran, or a chosen layer has no representation.
@@ -143,7 +146,7 @@ def choose_layers(network: nn.Module, choice: LayerChoice, x: Tensor) -> list[st
         return f"{name}#{call.number}" if runs[id(call.module)] > 1 else name
 
     if choice == "auto":
-        return [INPUT, *(label(call) for call in _auto(root))]
+        return [INPUT, *(label(call) for call in _auto(root, keep_last))]
     aliases: dict[int, list[str]] = {id(module): [] for module in network.modules()}
     for name, module in network.named_modules(remove_duplicate=False):
         aliases[id(module)].append(name)
@@ -273,7 +276,7 @@ class _Stage:
         return bool(self.start.calls)
 
 
-def _auto(root: _Call) -> list[_Call]:
+def _auto(root: _Call, keep_last: bool) -> list[_Call]:
     """The outputs of the hidden stages; see the head of this file for the rule."""
     calls = _flatten(root)
     stages = _stages(calls)
@@ -281,7 +284,7 @@ def _auto(root: _Call) -> list[_Call]:
     while len(stages) <= 2 and any(stage.is_block for stage in stages):
         calls = [inner for call in calls for inner in (_flatten(call) if call.calls else [call])]
         stages = _stages(calls)
-    hidden = stages[:-1]
+    hidden = stages if keep_last else stages[:-1]
     first_block = next((i for i, stage in enumerate(hidden) if stage.is_block), 0)
     outputs = [stage.output for stage in hidden[first_block:]]
     return [call for call in outputs if not call.problem]

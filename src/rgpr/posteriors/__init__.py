@@ -1,14 +1,61 @@
 """Base posteriors: one file each, behind the protocol of ``base``."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .base import Posterior, as_posterior, register_posterior
+from .dropout import MCDropout
+from .ensemble import Ensemble
+from .function import FunctionPosterior
 from .laplace import LaplacePosterior, LastLayerLaplace
 from .map import MAP
+from .sampled import SampledPosterior, WeightPosterior
+from .swag import SWAG, SWAGCollector
+from .temperature import Temperature
+from .weight_laplace import KFL, DiagonalLaplace, fit_laplace
+
+if TYPE_CHECKING:
+    from .svdkl import SVDKL
+    from .svgp import SVGP
 
 __all__ = [
+    "KFL",
     "MAP",
+    "SVDKL",
+    "SVGP",
+    "SWAG",
+    "DiagonalLaplace",
+    "Ensemble",
+    "FunctionPosterior",
     "LaplacePosterior",
     "LastLayerLaplace",
+    "MCDropout",
     "Posterior",
+    "SWAGCollector",
+    "SampledPosterior",
+    "Temperature",
+    "WeightPosterior",
     "as_posterior",
+    "fit_laplace",
     "register_posterior",
 ]
+
+# These need gpytorch, which is an extra: imported when first asked for.
+_LAZY = {"SVGP": ".svgp", "SVDKL": ".svdkl"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _from_gpytorch(model: Any) -> Posterior:
+    from .svgp import SVGP
+
+    return SVGP(model)
+
+
+register_posterior("gpytorch.models.gp.GP", _from_gpytorch)

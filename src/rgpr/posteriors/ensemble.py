@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,8 @@ class Ensemble(SampledPosterior):
     """Each member is a sample. The residual reads the representations of the first.
 
     Sampling takes the members in turn, so that all count the same; it has no randomness.
+
+    Saving takes members of one architecture, as loading makes them from one network.
 
     Args:
         networks: Two or more networks with the same outputs.
@@ -40,8 +44,20 @@ class Ensemble(SampledPosterior):
                     f"member {number} of the ensemble has {output.shape[1]} outputs and the first "
                     f"has {point.shape[1]}; members must agree on the classes"
                 )
-        turns = torch.arange(n_samples) % len(outputs)
-        return torch.stack([outputs[i] for i in turns.tolist()])
+        return torch.stack([outputs[i % len(outputs)] for i in range(n_samples)])
+
+    def config(self) -> dict[str, Any]:
+        return {"members": self.n_samples}
+
+    @classmethod
+    def from_saved(
+        cls, network: nn.Module, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> Self:
+        ensemble = cls([network, *(copy.deepcopy(network) for _ in range(config["members"] - 1))])
+        ensemble.others.load_state_dict(
+            {name.removeprefix("others."): tensor for name, tensor in tensors.items()}
+        )
+        return ensemble
 
 
 def _checked(networks: Iterable[nn.Module]) -> list[nn.Module]:

@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 from ..gaussian import EmpiricalGaussian, Gaussian
 from .base import Posterior, outputs_of
 
-__all__ = ["SampledPosterior", "WeightPosterior"]
+__all__ = ["SampledPosterior", "WeightPosterior", "normal_like"]
 
 # Bytes of stacked weights that are evaluated together.
 _STACK_BYTES = 1 << 28
@@ -87,3 +87,9 @@ class WeightPosterior(SampledPosterior):
             m for m in self.network.modules() if next(m.parameters(recurse=False), None) is not None
         ]
         return all(type(m) is nn.Linear for m in layers)
+
+
+def normal_like(like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Noise in the dtype of ``like``: weights need no float64, and there are many of them."""
+    device = like.device if generator is None else generator.device
+    return torch.randn(like.shape, generator=generator, device=device, dtype=like.dtype).to(like)

@@ -1,0 +1,435 @@
+r"""Stochastic variational deep kernel learning: Gaussian processes on a network's features.
+
+One GP per output, with an RBF kernel on the standardised features :math:`\varphi(x)` and inducing
+points :math:`Z`. With :math:`K_{ZZ} = L L^\top`, values :math:`u = L w` at them,
+:math:`w \sim N(m, R R^\top)`, and :math:`A = L^{-1} k(Z, \varphi(x))`,
+
+.. math:: f(x) \sim N\big(A^\top m,\; k(\varphi, \varphi) - \|A\|^2 + \|R^\top A\|^2\big),
+
+fitted by maximising :math:`\sum_i E \log p(y_i \mid f(x_i)) - KL(q(w) \| N(0, I))`.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Self
+
+import gpytorch
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from ..data import check_batch, labelled, network_dtype_device
+from ..gaussian import DiagonalGaussian, Gaussian, standard_normal
+from ..hooks import evaluating, full_precision, plain_module
+from ..representations import LayerChoice, choose_layers
+from ..standardize import Moments, Standardizer
+from .base import Posterior
+from .svgp import RBFKernel, epochs_for
+
+__all__ = ["SVDKL", "GaussianProcesses", "class_labels", "fit_variational", "regression_targets"]
+
+# Features (B, D), targets, and what is added to the GPs' logits: (B, C) or zero.
+Batch = tuple[Tensor, Tensor, Tensor | float]
+
+_JITTER = 1e-6
+_SAMPLES = 8
+
+
+class SVDKL(Posterior):
+    """Independent Gaussian processes on the features of a network.
+
+    The residual reads the extractor's layers, the last one included: it makes features here.
+    Build one with :meth:`fit`; it predicts through gpytorch's kernels and cannot be saved.
+
+    Args:
+        extractor: Maps ``(B, ...)`` to features ``(B, D)``.
+        standardizer: Of those features.
+        gps: The GPs on standardised features.
+        likelihood: What they were fitted for.
+    """
+
+    def __init__(
+        self,
+        extractor: nn.Module,
+        standardizer: Standardizer,
+        gps: GaussianProcesses,
+        likelihood: str,
+    ) -> None:
+        super().__init__(extractor)
+        self.standardizer, self.gps, self.likelihood = standardizer, gps, likelihood
+
+    @classmethod
+    @torch.inference_mode(False)
+    def fit(
+        cls,
+        extractor: nn.Module,
+        train_loader: Iterable[Any],
+        *,
+        classes: int | None = None,
+        likelihood: str = "classification",
+        inducing: int = 64,
+        epochs: int | None = None,
+        batch_size: int = 256,
+        lr: float = 0.01,
+        train_extractor: bool = False,
+        seed: int = 0,
+        progress: bool = True,
+    ) -> Self:
+        """Fit the GPs, on features that are computed once, or together with the extractor.
+
+        Args:
+            extractor: A trained network without its last layer, see :meth:`split`. It is not
+                changed.
+            train_loader: Yields ``(x, y)``: class indices ``(B,)``, or for regression targets
+                ``(B,)`` or ``(B, C)``.
+            classes: Number of classes; by default one more than the largest label.
+            likelihood: ``"classification"`` (softmax) or ``"regression"``.
+            inducing: Inducing points per GP; they start at features of training rows.
+            epochs: Passes over the data; by default as many as make about 1000 steps.
+            batch_size: Rows per step on cached features.
+            lr: Adam's learning rate; the extractor's is a tenth of it.
+            train_extractor: Fine-tune a copy of the extractor too, in evaluation mode: dropout
+                is off and BatchNorm keeps its statistics. Batches are then the loader's, which
+                is read once per epoch.
+            seed: Of the starting points, the order of rows and the samples.
+            progress: Show a progress bar where there is a terminal.
+
+        Raises:
+            TypeError: Labels are not whole numbers.
+            ValueError: Features are not one vector per input, labels are out of range, or
+                something is not finite.
+        """
+        extractor = plain_module(extractor)
+        if train_extractor:
+            extractor = copy.deepcopy(extractor)
+        device = network_dtype_device(extractor)[1]
+        features_seen, targets_seen, moments, sizes = [], [], Moments(), []
+        shape: torch.Size | None = None
+        with torch.no_grad(), evaluating(extractor):
+            for number, (x, y) in enumerate(
+                labelled(train_loader, progress=progress, description="svdkl features")
+            ):
+                x = x if device is None else x.to(device)
+                check_batch(number, x, extractor, shape)
+                shape = x.shape[1:]
+                features = _features(extractor(x), x)
+                moments.update(features)
+                features_seen.append(features)
+                targets_seen.append(y.to(x.device))
+                sizes.append(len(x))
+        if not bool(moments.squares.isfinite().all()):
+            raise ValueError("the extractor gives features that are not finite on training data")
+        standardizer = Standardizer(moments.mean, moments.std, dtype=torch.float64)
+        features, targets = torch.cat(features_seen), torch.cat(targets_seen)
+        if likelihood == "classification":
+            targets, outputs = class_labels(targets, classes)
+            shift, scale = features.new_zeros(outputs).double(), features.new_ones(outputs).double()
+        elif likelihood == "regression":
+            targets = regression_targets(targets, len(features))
+            outputs = targets.shape[1]
+            shift, scale = targets.mean(0), targets.std(0)
+            scale = torch.where(scale > 0, scale, 1.0)
+        else:
+            raise ValueError(
+                f"likelihood={likelihood!r}; expected one of 'classification', 'regression'"
+            )
+
+        def prepared(y: Tensor) -> Tensor:
+            return y if likelihood == "classification" else (y - shift) / scale
+
+        def cached(generator: torch.Generator) -> Iterator[Batch]:
+            order = torch.randperm(len(features), generator=generator).to(features.device)
+            for rows in torch.split(order, batch_size):
+                yield standardizer(features[rows].double()), prepared(targets[rows]), 0.0
+
+        def anew(generator: torch.Generator) -> Iterator[Batch]:
+            with evaluating(extractor):
+                for x, y in labelled(train_loader, progress=False, description="svdkl"):
+                    y = y.to(features.device)
+                    if likelihood == "regression":
+                        y = regression_targets(y, len(y))
+                    x = x if device is None else x.to(device)
+                    yield standardizer(_features(extractor(x), x).double()), prepared(y), 0.0
+
+        generator = torch.Generator().manual_seed(seed)
+        rows = torch.randperm(len(features), generator=generator)[:inducing].to(features.device)
+        points = standardizer(features[rows].double())
+        per_epoch = len(features) / len(sizes) if train_extractor else batch_size
+        gps = fit_variational(
+            _rbf(features.shape[1], outputs),
+            points.expand(outputs, *points.shape),
+            anew if train_extractor else cached,
+            rows=len(features),
+            likelihood=likelihood,
+            shift=shift,
+            scale=scale,
+            learn_points=True,
+            epochs=epochs or epochs_for(len(features), math.ceil(per_epoch)),
+            lr=lr,
+            generator=generator,
+            others=[{"params": list(extractor.parameters()), "lr": 0.1 * lr}]
+            if train_extractor
+            else [],
+            description="svdkl",
+            progress=progress,
+        )
+        return cls(extractor, standardizer, gps, likelihood)
+
+    @staticmethod
+    def split(network: nn.Module, head: str | None = None) -> nn.Module:
+        """A copy of a network that returns what goes into its last linear layer.
+
+        Args:
+            network: The trained network; it is not changed.
+            head: Name of the layer that makes the outputs; by default the linear layer that is
+                defined last. What comes after it still runs.
+
+        Raises:
+            ValueError: There is no such layer, or nothing before it.
+        """
+        network = plain_module(network)
+        linear = [name for name, m in network.named_modules() if isinstance(m, nn.Linear)]
+        name = head if head is not None else next(reversed(linear), None)
+        if name is None or name not in dict(network.named_modules()):
+            raise ValueError(
+                f"the network has no layer '{head}'" if head else "the network has no linear layer"
+            )
+        if name == "":
+            raise ValueError("the network is its last layer: there are no features before it")
+        extractor = copy.deepcopy(network)
+        extractor.set_submodule(name, nn.Identity())
+        return extractor
+
+    def forward(self, x: Tensor) -> Gaussian:
+        features = _features(self.network(x), x)
+        with full_precision(x):
+            mean, variance = self.gps(self.standardizer(features.double()))
+        return DiagonalGaussian(mean.to(features.dtype), variance)
+
+    def choose_layers(self, choice: LayerChoice, x: Tensor) -> list[str]:
+        return choose_layers(self.network, choice, x, keep_last=True)
+
+
+class GaussianProcesses(nn.Module):
+    """``C`` independent GPs, conditioned on data or on inducing values; see the head of the file.
+
+    They stay in float64 whatever the model around them is cast to: their matrices have no digits
+    to spare.
+
+    Args:
+        kernel: A gpytorch kernel with batch shape ``(C,)``.
+        points: ``Z``: ``(M, D)``, or ``(C, M, D)`` for points of each GP's own.
+        cholesky: ``L``, ``(C, M, M)``.
+        weights: ``m``, ``(C, M)``.
+        root: ``R``, ``(C, M, M)``; ``None`` for zero, an exact GP.
+        scale: Of the outputs, ``(C,)``.
+        shift: Of the outputs, ``(C,)``.
+        noise: Variance of observations around the function, ``(C,)``; zero for classification.
+            Predictions are of the function, without it.
+    """
+
+    points: Tensor
+    cholesky: Tensor
+    weights: Tensor
+    root: Tensor | None
+    scale: Tensor
+    shift: Tensor
+    noise: Tensor
+
+    def __init__(
+        self,
+        kernel: gpytorch.kernels.Kernel,
+        points: Tensor,
+        cholesky: Tensor,
+        weights: Tensor,
+        root: Tensor | None,
+        *,
+        scale: Tensor,
+        shift: Tensor,
+        noise: Tensor,
+    ) -> None:
+        super().__init__()
+        self.kernel = kernel.requires_grad_(False)
+        for name, tensor in (
+            ("points", points),
+            ("cholesky", cholesky),
+            ("weights", weights),
+            ("root", root),
+            ("scale", scale),
+            ("shift", shift),
+            ("noise", noise),
+        ):
+            self.register_buffer(name, None if tensor is None else tensor.detach().clone())
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the functions at ``z``: ``(B, D)`` to two of ``(B, C)``."""
+        mean, variance = _conditional(
+            self.kernel, self.points, self.cholesky, self.weights, self.root, z
+        )
+        return self.shift + self.scale * mean, self.scale.square() * variance
+
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
+        return super()._apply(lambda t: t.to(fn(t).device), recurse)  # type: ignore[no-untyped-call]
+
+
+def _conditional(
+    kernel: gpytorch.kernels.Kernel,
+    points: Tensor,
+    cholesky: Tensor,
+    weights: Tensor,
+    root: Tensor | None,
+    z: Tensor,
+) -> tuple[Tensor, Tensor]:
+    A = torch.linalg.solve_triangular(cholesky, kernel(points, z).to_dense(), upper=False)
+    mean = (A.mT @ weights[..., None]).squeeze(-1)
+    variance = kernel(z, diag=True) - A.square().sum(-2)
+    if root is not None:
+        variance = variance + (root.mT @ A).square().sum(-2)
+    # Rounding takes a variance near zero below it.
+    return mean.mT, variance.clamp_min(0).mT
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def fit_variational(
+    kernel: gpytorch.kernels.Kernel,
+    points: Tensor,
+    batches: Callable[[torch.Generator], Iterator[Batch]],
+    *,
+    rows: int,
+    likelihood: str,
+    shift: Tensor,
+    scale: Tensor,
+    learn_points: bool,
+    epochs: int,
+    lr: float,
+    generator: torch.Generator,
+    others: Iterable[dict[str, Any]] = (),
+    description: str,
+    progress: bool,
+) -> GaussianProcesses:
+    """Maximise the evidence lower bound of sparse GPs by Adam.
+
+    Args:
+        kernel: With batch shape ``(C,)``; its parameters are learned.
+        points: Where the inducing points start.
+        batches: Makes one epoch's batches; regression targets in units of ``scale``.
+        rows: Number of rows in an epoch.
+        likelihood: ``"classification"`` or ``"regression"``.
+        shift: Of the outputs, ``(C,)``; it only goes into the answer.
+        scale: Of the outputs, ``(C,)``; it only goes into the answer.
+        learn_points: Whether the inducing points move.
+        epochs: Passes over the batches.
+        lr: Adam's learning rate.
+        generator: Source of order and noise.
+        others: Further parameter groups to learn.
+        description: Name on the progress bar.
+        progress: Show a progress bar where there is a terminal.
+    """
+    kernel = kernel.to(points)
+    C, M = len(scale), points.shape[-2]
+    eye = torch.eye(M, dtype=points.dtype, device=points.device)
+    Z = points.detach().clone().requires_grad_(learn_points)
+    weights = eye.new_zeros(C, M).requires_grad_()
+    # A diagonal of softplus(raw) = 1: the prior.
+    raw_root = (math.log(math.e - 1) * eye).repeat(C, 1, 1).requires_grad_()
+    raw_noise = eye.new_full((C,), -2.0).requires_grad_()
+    own = [weights, raw_root, raw_noise, *kernel.parameters(), *([Z] if learn_points else [])]
+    optimizer = torch.optim.Adam([{"params": own}, *others], lr=lr)
+
+    def state() -> tuple[Tensor, Tensor, Tensor]:
+        K = kernel(Z).to_dense()
+        size = K.detach().diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+        cholesky = torch.linalg.cholesky(K + (_JITTER * size + 1e-12) * eye)
+        diagonal = F.softplus(raw_root.diagonal(dim1=-2, dim2=-1))
+        return cholesky, raw_root.tril(-1) + torch.diag_embed(diagonal), F.softplus(raw_noise)
+
+    disable = None if progress else True
+    for _ in tqdm(range(epochs), desc=description, leave=False, disable=disable):
+        for z, y, offset in batches(generator):
+            cholesky, root, noise = state()
+            mean, variance = _conditional(kernel, Z, cholesky, weights, root, z)
+            if likelihood == "classification":
+                fit = _softmax_fit(mean + offset, variance, y, generator)
+            else:
+                squares = ((y - mean).square() + variance) / noise
+                fit = -0.5 * (squares + (2 * math.pi * noise).log()).sum(-1).mean()
+            logs = root.diagonal(dim1=-2, dim2=-1).log().sum()
+            kl = 0.5 * (root.square().sum() + weights.square().sum() - C * M) - logs
+            optimizer.zero_grad()
+            (kl / rows - fit).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    with torch.no_grad():
+        cholesky, root, noise = state()
+        noise = scale.square() * (noise if likelihood == "regression" else 0.0)
+    for parameter in (p for group in others for p in group["params"]):
+        parameter.grad = None
+    return GaussianProcesses(
+        kernel, Z, cholesky, weights, root, scale=scale, shift=shift, noise=noise
+    )
+
+
+def _softmax_fit(mean: Tensor, variance: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+    """Expected log-likelihood per row, by samples of the marginals."""
+    noise = standard_normal((_SAMPLES, *mean.shape), mean, generator)
+    # The root of zero has no derivative.
+    samples = mean + variance.clamp_min(1e-12).sqrt() * noise
+    index = y.expand(_SAMPLES, -1)[..., None]
+    return samples.log_softmax(-1).gather(-1, index).mean()
+
+
+def class_labels(y: Tensor, classes: int | None) -> tuple[Tensor, int]:
+    """Class indices ``(N,)`` and the number of classes.
+
+    Raises:
+        TypeError: They are not whole numbers.
+        ValueError: They are not one per input, out of range, or of a single class.
+    """
+    if y.is_floating_point() or y.is_complex():
+        raise TypeError(f"labels have dtype {y.dtype}; classification takes class indices (long)")
+    if y.dim() != 1:
+        raise ValueError(f"labels have shape {tuple(y.shape)}; expected one class index per input")
+    largest = int(y.max())
+    number = largest + 1 if classes is None else classes
+    if number < 2 or int(y.min()) < 0 or largest >= number:
+        raise ValueError(
+            f"labels run from {int(y.min())} to {largest} with {number} classes; the softmax needs "
+            "two or more classes and labels 0 .. C - 1"
+        )
+    return y.long(), number
+
+
+def regression_targets(y: Tensor, rows: int) -> Tensor:
+    """Targets ``(N, C)`` in float64.
+
+    Raises:
+        ValueError: They are not one number or vector per input, or not finite.
+    """
+    y = y[:, None] if y.dim() == 1 else y
+    if y.dim() != 2 or len(y) != rows:
+        raise ValueError(f"targets have shape {tuple(y.shape)} for {rows} inputs; expected (N, C)")
+    if not bool(y.isfinite().all()):
+        raise ValueError("targets hold values that are not finite (NaN or inf); remove these rows")
+    return y.double()
+
+
+def _rbf(dimension: int, outputs: int) -> gpytorch.kernels.Kernel:
+    batch = torch.Size([outputs])
+    kernel = RBFKernel(batch_shape=batch)
+    # Standardised points lie about sqrt(2 D) apart.
+    kernel.lengthscale = math.sqrt(dimension)
+    return gpytorch.kernels.ScaleKernel(kernel, batch_shape=batch)
+
+
+def _features(output: Any, x: Tensor) -> Tensor:
+    if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(x):
+        what = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ValueError(
+            f"the extractor returned {what} for {len(x)} inputs; expected features (B, D). End it "
+            "with nn.Flatten(), or cut it from a network by SVDKL.split"
+        )
+    return output

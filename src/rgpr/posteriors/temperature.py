@@ -1,0 +1,122 @@
+r"""Temperature scaling, below any posterior.
+
+The outputs are divided by :math:`T`, which is fitted on validation data. For a point estimate this
+is the usual baseline, :math:`\mathrm{softmax}(f(x) / T)`; for a Gaussian the mean is divided by
+:math:`T` and the covariance by :math:`T^2`. ``T`` minimises the validation loss of the probit
+predictive.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from ..data import labelled, network_dtype_device
+from ..gaussian import DiagonalGaussian, Gaussian, ScaledGaussian
+from ..hooks import evaluating
+from ..predictive import probit
+from ..representations import LayerChoice
+from .base import Posterior, as_posterior
+
+__all__ = ["Temperature"]
+
+
+class Temperature(Posterior):
+    """Another posterior with its outputs divided by a temperature.
+
+    Args:
+        base: A posterior, or anything that :func:`rgpr.as_posterior` takes.
+        temperature: To start with; :meth:`fit` finds it.
+    """
+
+    kind = "temperature"
+    base: Posterior
+    temperature: Tensor
+
+    def __init__(self, base: Any, temperature: float = 1.0) -> None:
+        base = as_posterior(base)
+        super().__init__(base.network)
+        if not temperature > 0:
+            raise ValueError(f"temperature = {temperature} must be positive")
+        self.base = base
+        self.likelihood = base.likelihood
+        self.register_buffer("temperature", torch.tensor(float(temperature), dtype=torch.float64))
+
+    @torch.no_grad()
+    def fit(self, val_loader: Iterable[Any], *, progress: bool = True) -> Self:
+        """Choose the temperature by the likelihood of validation data.
+
+        Args:
+            val_loader: Yields ``(x, y)`` with class indices ``y``.
+            progress: Show a progress bar where there is a terminal.
+
+        Returns:
+            The posterior itself.
+        """
+        device = network_dtype_device(self.network)[1]
+        means, variances, targets = [], [], []
+        with evaluating(self.base):
+            for x, y in labelled(val_loader, progress=progress, description="temperature"):
+                gaussian: Gaussian = self.base(x if device is None else x.to(device))
+                means.append(gaussian.mean.double())
+                variances.append(gaussian.variance)
+                targets.append(y.to(gaussian.mean.device))
+        mean, variance, target = torch.cat(means), torch.cat(variances), torch.cat(targets)
+
+        def loss(log_temperature: Tensor) -> float:
+            scaled = _probit(mean, variance, log_temperature.exp())
+            return -float(scaled.log().gather(1, target[:, None]).mean())
+
+        # One smooth parameter: a grid for the basin, then golden section for the digits.
+        grid = torch.linspace(-3, 3, 31, dtype=torch.float64)
+        best = int(torch.tensor([loss(t) for t in grid]).argmin())
+        if best in (0, len(grid) - 1):
+            edge = float(grid[best].exp())
+            warnings.warn(
+                f"the temperature ran to the edge of what was searched, {edge:.3g}; "
+                "no scale of the outputs calibrates this base. A Laplace approximation with too "
+                "small a prior precision does that: tune its prior precision first",
+                stacklevel=2,
+            )
+        low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
+        ratio = (5**0.5 - 1) / 2
+        for _ in range(40):
+            left, right = high - ratio * (high - low), low + ratio * (high - low)
+            low, high = (low, right) if loss(left) < loss(right) else (left, high)
+        self.temperature = ((low + high) / 2).exp().to(self.temperature)
+        return self
+
+    def forward(self, x: Tensor) -> Gaussian:
+        return ScaledGaussian(self.base(x), 1 / self.temperature)
+
+    def sample(self, x: Tensor, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        return self.base.sample(x, n_samples, generator) / self.temperature
+
+    def choose_layers(self, choice: LayerChoice, x: Tensor) -> list[str]:
+        return self.base.choose_layers(choice, x)
+
+    def own_tensors(self) -> dict[str, Tensor]:
+        base = {f"base.{name}": t for name, t in self.base.own_tensors().items()}
+        return {"temperature": self.temperature, **base}
+
+    def config(self) -> dict[str, Any]:
+        if self.base.kind is None:
+            raise TypeError(f"a {type(self.base).__name__} cannot be saved, nor can one below it")
+        return {"base": self.base.kind, "config": self.base.config()}
+
+    @classmethod
+    def from_saved(
+        cls, network: nn.Module, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> Self:
+        own = {name.removeprefix("base."): t for name, t in tensors.items() if name[:5] == "base."}
+        base = Posterior.kinds[config["base"]].from_saved(network, config["config"], own)
+        return cls(base, float(tensors["temperature"]))
+
+
+def _probit(mean: Tensor, variance: Tensor, temperature: Tensor) -> Tensor:
+    gaussian = ScaledGaussian(DiagonalGaussian(mean, variance), 1 / temperature)
+    return probit(gaussian, torch.zeros(len(mean), dtype=torch.float64, device=mean.device))

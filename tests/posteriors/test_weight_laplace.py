@@ -1,0 +1,160 @@
+"""Laplace over all layers by samples of weights: against laplace-torch, and written out."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from laplace import Laplace
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import rgpr
+from networks import LeNet, blobs, mlp
+from references import jacobian
+from rgpr.posteriors import KFL, DiagonalLaplace, LaplacePosterior, fit_laplace
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+BOTH = [KFL, DiagonalLaplace]
+
+
+def data(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, DataLoader]:
+    x, y = blobs()
+    x = x.to(dtype)
+    return x, DataLoader(TensorDataset(x, y), batch_size=40)
+
+
+@pytest.mark.parametrize("posterior_class", BOTH)
+def test_samples_have_the_fitted_covariance(posterior_class: type[KFL]) -> None:
+    """For a linear network the outputs' covariance is exact: J Sigma J^T, written out."""
+    x, loader = data(torch.float64)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).double()
+    posterior = posterior_class.fit(network, loader, prior_precision=0.5)
+    structure = "kron" if posterior_class is KFL else "diag"
+    la = fit_laplace(network, loader, structure=structure, prior_precision=0.5)
+    precision = la.posterior_precision
+    dense = precision.to_matrix(exponent=1) if structure == "kron" else precision.diag()
+    J = jacobian(network, x[:4])
+    expected = J @ torch.linalg.inv(dense) @ J.mT
+    samples = posterior.sample(x[:4], 40_000, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(samples.mean(0), network(x[:4]), atol=0.05, rtol=0)
+    for b in range(4):
+        scale = float(expected[b].abs().max())
+        torch.testing.assert_close(samples[:, b].T.cov(), expected[b], atol=0.04 * scale, rtol=0)
+
+
+@pytest.mark.parametrize("posterior_class", BOTH)
+def test_weights_spread_as_laplace_torchs_own_samples(posterior_class: type[KFL]) -> None:
+    _, loader = data()
+    structure = "kron" if posterior_class is KFL else "diag"
+    la = fit_laplace(mlp(), loader, structure=structure)
+    posterior = posterior_class.from_laplace(la)
+    generator = torch.Generator().manual_seed(0)
+    source = posterior.weights(generator)
+    ours = torch.stack(
+        [torch.cat([w.flatten() for w in next(source).values()]) for _ in range(4000)]
+    )
+    its = la.sample(4000)
+    torch.testing.assert_close(ours.std(0), its.std(0), rtol=0.15, atol=0)
+    torch.testing.assert_close(ours.mean(0), la.mean, atol=0.1, rtol=0)
+
+
+def parameters_of(network: nn.Module) -> dict[str, Any]:
+    return {n: (p.clone(), p.requires_grad) for n, p in network.named_parameters()}
+
+
+@pytest.mark.parametrize("posterior_class", BOTH)
+def test_networks_with_batch_normalisation(posterior_class: type[KFL]) -> None:
+    """laplace-torch refuses their parameters; here they are held fixed, and nothing is changed."""
+    network = LeNet()
+    x = torch.randn(40, 1, 8, 8)
+    network(x)
+    network.train()
+    loader = DataLoader(TensorDataset(x, torch.arange(40) % 10), batch_size=20)
+    before = parameters_of(network)
+    posterior = posterior_class.fit(network, loader, n_samples=5)
+    assert network.training
+    for name, (value, flag) in before.items():
+        parameter = dict(network.named_parameters())[name]
+        assert torch.equal(parameter, value)
+        assert parameter.requires_grad == flag
+    assert not any("features.1" in n or "features.5" in n for n in posterior.names)
+    assert {"features.0.weight", "classifier.4.bias"} <= set(posterior.names)
+    model = rgpr.RGPR(posterior).fit([x])
+    model.sigma2 = 1
+    assert model.layers == ["input", "features.2", "features.6", "classifier.2"]
+    torch.testing.assert_close(model(1e12 * x), torch.full((40, 10), 0.1), atol=1e-3, rtol=0)
+
+
+def test_linearised_with_batch_normalisation() -> None:
+    network = LeNet()
+    x = torch.randn(40, 1, 8, 8)
+    loader = DataLoader(TensorDataset(x, torch.arange(40) % 10), batch_size=20)
+    la = fit_laplace(network, loader)
+    model = rgpr.RGPR(la).fit([x])
+    assert isinstance(model.posterior, LaplacePosterior)
+    model.sigma2 = 0
+    torch.testing.assert_close(model(x[:5]), la(x[:5]), rtol=1e-4, atol=1e-5)
+
+
+def test_chunks_of_stacked_weights_agree_with_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, loader = data()
+    posterior = KFL.fit(mlp(), loader)
+    assert posterior._linear
+    together = posterior.sample(x, 7, torch.Generator().manual_seed(1))
+    monkeypatch.setattr("rgpr.posteriors.sampled._STACK_BYTES", 3 * 4 * 500)
+    torch.testing.assert_close(posterior.sample(x, 7, torch.Generator().manual_seed(1)), together)
+    monkeypatch.setattr(KFL, "_linear", False)
+    torch.testing.assert_close(posterior.sample(x, 7, torch.Generator().manual_seed(1)), together)
+
+
+def test_what_cannot_be_wrapped_is_refused() -> None:
+    _, loader = data()
+    la = Laplace(mlp(), "classification", "all", "diag")
+    with pytest.raises(TypeError, match=r"KFL takes a KronLaplace .* not a DiagLaplace"):
+        KFL.from_laplace(la)
+    with pytest.raises(ValueError, match="not fitted"):
+        DiagonalLaplace.from_laplace(la)
+    last = Laplace(mlp(), "classification", "last_layer", "kron")
+    last.fit(loader)
+    with pytest.raises(TypeError, match="over all layers, not a KronLLLaplace"):
+        KFL.from_laplace(last)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        posterior = KFL.fit(mlp(), loader)
+    with pytest.raises(ValueError, match="n_samples = 1"):
+        KFL.from_laplace(fit_laplace(mlp(), loader), n_samples=1)
+    assert posterior.likelihood == "classification"
+
+
+@pytest.mark.parametrize("posterior_class", BOTH)
+def test_the_prior_is_chosen_by_how_samples_predict(posterior_class: type[KFL]) -> None:
+    x, loader = data()
+    network = mlp(width=64)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
+    for _ in range(60):
+        for batch, labels in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(batch), labels).backward()
+            optimizer.step()
+    y = torch.arange(120) % 3
+    losses = {}
+    for precision in (*(10.0**e for e in range(6)), None):
+        posterior = posterior_class.fit(
+            network, loader, prior_precision=precision, n_samples=10, val_loader=[(x, y)]
+        )
+        losses[precision] = posterior._loss([(x, y)])
+    assert losses[None] == min(losses.values())
+    assert losses[None] < losses[1.0]
+
+
+def test_regression() -> None:
+    x, _ = blobs()
+    loader = DataLoader(TensorDataset(x, torch.randn(120, 2)), batch_size=40)
+    posterior = KFL.fit(mlp(4, 2), loader, "regression")
+    model = rgpr.RGPR(posterior).fit([x])
+    mean, covariance = model(x)
+    assert covariance.shape == (120, 2, 2)
+    assert torch.equal(mean, model(x)[0])
