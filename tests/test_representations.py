@@ -16,8 +16,8 @@ from rgpr.representations import capture, check_layers, choose_layers
 
 EXPECTED_AUTO = {
     "mlp": ["1", "3"],
-    "convolutional": ["1", "4"],
-    "lenet": ["features.2", "features.6", "classifier.2"],
+    "convolutional": ["2", "5"],
+    "lenet": ["features.3", "features.7", "classifier.2"],
     "functional": ["first", "second"],
     "reused": ["relu#0", "relu#1"],
     "recurrent": ["embed", "lstm"],

@@ -6,7 +6,7 @@ representation, under the name ``"input"``; a module of that name is ``"./input"
 
 ``layers="auto"`` takes the output of every hidden stage. A stage is a block (a submodule made of
 submodules, like the ``layer1`` .. ``layer4`` of a ResNet) or a layer with weights together with
-the normalisation and activation that follow it. The last stage makes the outputs and is left
+the normalisation, activation and pooling that follow it. The last stage makes the outputs and is left
 out, and so is a stem before the first block. Plain ``nn.Sequential`` containers are looked
 through. Where the activation is a function call, the representation is what goes into it: hooks
 see modules only.
@@ -307,7 +307,7 @@ def _stages(calls: Iterable[_Call]) -> list[_Stage]:
     for call in calls:
         if call.calls or _has_weights(call.module):
             stages.append(_Stage(call, call))
-        elif stages and _refines(call):
+        elif stages and (_refines(call) or (_pools(call) and not stages[-1].is_block)):
             stages[-1].output = call
     return stages
 
@@ -317,9 +317,12 @@ def _has_weights(module: nn.Module) -> bool:
     return not refinement and next(module.parameters(), None) is not None
 
 
+def _pools(call: _Call) -> bool:
+    return type(call.module).__module__ == nn.modules.pooling.__name__
+
+
 def _refines(call: _Call) -> bool:
     """Normalisations and activations, also a user's own: same shape in and out, no weights."""
-    pooling = type(call.module).__module__ == nn.modules.pooling.__name__
-    if pooling or isinstance(call.module, _SILENT):
+    if _pools(call) or isinstance(call.module, _SILENT):
         return False
     return call.input_shape is not None and call.input_shape == call.output_shape

@@ -96,9 +96,9 @@ def test_mahalanobis_adds_up_the_automatic_layers_pooled() -> None:
     network = convolutional()
     x, y, new = torch.rand(60, 2, 8, 8), torch.arange(60) % 3, torch.rand(5, 2, 8, 8)
     detector = Mahalanobis(network, "auto").fit(loader(x, y, 7), progress=False)
-    assert detector.layers == ["1", "4"]
+    assert detector.layers == ["2", "5"]
     expected = np.zeros(5)
-    for depth in (2, 5):
+    for depth in (3, 6):
         with torch.no_grad():
             h, g = (network[:depth](t).double().mean((2, 3)).numpy() for t in (x, new))
         expected += mahalanobis(h, y.numpy(), g, 1e-3)

@@ -84,7 +84,7 @@ def test_networks_with_batch_normalisation(posterior_class: type[KFL]) -> None:
     assert {"features.0.weight", "classifier.4.bias"} <= set(posterior.names)
     model = rgpr.RGPR(posterior).fit([x])
     model.sigma2 = 1
-    assert model.layers == ["input", "features.2", "features.6", "classifier.2"]
+    assert model.layers == ["input", "features.3", "features.7", "classifier.2"]
     torch.testing.assert_close(model(1e12 * x), torch.full((40, 10), 0.1), atol=1e-3, rtol=0)
 
 
