@@ -6,8 +6,8 @@ representation, under the name ``"input"``; a module of that name is ``"./input"
 
 ``layers="auto"`` takes the output of every hidden stage. A stage is a block (a submodule made of
 submodules, like the ``layer1`` .. ``layer4`` of a ResNet) or a layer with weights together with
-the normalisation, activation and pooling that follow it. The last stage makes the outputs and is left
-out, and so is a stem before the first block. Plain ``nn.Sequential`` containers are looked
+the normalisation, activation and pooling that follow it. The last stage makes the outputs and is
+left out, and so is a stem before the first block. Plain ``nn.Sequential`` containers are looked
 through. Where the activation is a function call, the representation is what goes into it: hooks
 see modules only.
 """

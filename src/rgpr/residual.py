@@ -10,12 +10,10 @@ linear in :math:`\sigma^2`, so ``u`` is all that tuning ever needs of the networ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .hooks import full_precision
 from .kernels import mean_cube_
 from .standardize import StableBuffers, Standardizer
 
@@ -45,7 +43,7 @@ class Residual(StableBuffers):
 
     def unit_variance(self, index: int, h: Tensor) -> Tensor:
         """``u_l(x)``: ``(B,)`` in float64, for representation ``index`` of shape ``(B, ...)``."""
-        standardize: Any = self.standardizers[index]
+        standardize = self.standardizers[index]
 
         def u(rows: Tensor) -> Tensor:
             return mean_cube_(standardize(rows).abs_()) / 3
@@ -54,15 +52,13 @@ class Residual(StableBuffers):
             return u(h)
 
         def u_on_cpu(rows: Tensor) -> Tensor:
-            # Scales and mean in one product. Looking at a value costs nothing here: only rows
-            # that overflow need their peak taken out.
-            plain = (rows.flatten(1) - standardize.mean).abs_().pow_(3) @ standardize.weights
+            # Looking at a value costs nothing here: only rows that overflow need their peak out.
+            # And no matrix product: its threads would keep those of the other operations waiting.
+            plain = standardize(rows).abs_().pow_(3).mean(-1)
             return plain.double() / 3 if bool(plain.isfinite().all()) else u(rows)
 
         rows = max(1, _CACHED // max(1, h[:1].numel()))
-        one = u_on_cpu if standardize.moderate and h.dtype != torch.float64 else u
-        with full_precision(h):
-            return torch.cat([one(part) for part in torch.split(h, rows)])
+        return torch.cat([u_on_cpu(part) for part in torch.split(h, rows)])
 
     def forward(self, u: Tensor) -> Tensor:
         """``v(x)``: ``(B,)`` in float64 from ``u`` of shape ``(B, L)``."""

@@ -90,7 +90,14 @@ class Recipe:
 
     @classmethod
     def fast(cls, **changes: Any) -> Self:
-        """About the same accuracy in 30 epochs: Nesterov, one cycle, bfloat16 on CUDA devices."""
+        """A third of the epochs: Nesterov, one cycle, bfloat16 on CUDA devices.
+
+        Test accuracies of one seed each on an H200, by ``python -m benchmarks.training``. LeNet on
+        MNIST: 99.6 % with ``augment="crop"`` in 27 s, against 99.3 % of ``paper_adam`` in 147 s.
+        ResNet-18 on CIFAR-10: 93.7 % in 72 s, against 94.6 % of ``paper_sgd`` in 375 s; with
+        ``batch_size=128, lr=0.1, weight_decay=1e-3, epochs=33`` 94.2 %, the best of six settings,
+        in twice the time. So for ResNet-18 it is near the paper's recipe, not level with it.
+        """
         settings: dict[str, Any] = {
             "optimizer": "sgd",
             "lr": 0.2,
