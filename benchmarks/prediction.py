@@ -11,25 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from rgpr import RGPR
+from rgpr.training import lenet
 
 from .timing import race
-
-
-def lenet() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 32, 5),
-        nn.BatchNorm2d(32),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5),
-        nn.BatchNorm2d(64),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(1024, 1024),
-        nn.ReLU(),
-        nn.Linear(1024, 10),
-    )
 
 
 def mlp() -> nn.Module:
