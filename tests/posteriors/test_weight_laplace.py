@@ -15,6 +15,7 @@ import rgpr
 from networks import LeNet, blobs, mlp
 from references import jacobian
 from rgpr.posteriors import KFL, DiagonalLaplace, LaplacePosterior, fit_laplace
+from rgpr.training import lenet, resnet18
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 BOTH = [KFL, DiagonalLaplace]
@@ -86,6 +87,22 @@ def test_networks_with_batch_normalisation(posterior_class: type[KFL]) -> None:
     model.sigma2 = 1
     assert model.layers == ["input", "features.3", "features.7", "classifier.2"]
     torch.testing.assert_close(model(1e12 * x), torch.full((40, 10), 0.1), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "layers"), [(lenet, (1, 28, 28), 8), (resnet18, (3, 32, 32), 22)]
+)
+def test_the_papers_networks(build: Any, shape: tuple[int, ...], layers: int) -> None:
+    """KFL over the whole LeNet and the whole ResNet-18, batch normalisation and all."""
+    x = torch.rand(8, *shape)
+    loader = DataLoader(TensorDataset(x, torch.arange(8)), batch_size=8)
+    posterior = KFL.fit(build(), loader, prior_precision=1000.0, n_samples=2)
+    assert len(posterior.names) == layers
+    model = rgpr.RGPR(posterior).fit([x])
+    model.sigma2 = 1
+    with torch.no_grad():
+        far = model(1e12 * x)
+    torch.testing.assert_close(far, torch.full((8, 10), 0.1), atol=1e-3, rtol=0)
 
 
 def test_linearised_with_batch_normalisation() -> None:
