@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -141,7 +142,7 @@ class EmpiricalGaussian(Gaussian):
         self.mean = samples.mean(0)
         self._root = (samples - self.mean).double() / math.sqrt(max(1, len(samples) - 1))
 
-    @property
+    @cached_property
     def variance(self) -> Tensor:
         return self._root.square().sum(0)
 

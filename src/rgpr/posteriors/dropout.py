@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import outputs_of
-from .sampled import SampledPosterior
+from .sampled import SampledPosterior, seed_from
 
 __all__ = ["MCDropout"]
 
@@ -51,8 +51,7 @@ class MCDropout(SampledPosterior):
         with torch.random.fork_rng(devices, enabled=generator is not None):
             if generator is not None:
                 # Dropout draws from the global source; seed it from the caller's.
-                seed = torch.randint(2**62, (), generator=generator, device=generator.device)
-                torch.manual_seed(int(seed))
+                torch.manual_seed(seed_from(generator))
             run = torch.func.functional_call
             return torch.stack([outputs_of(run(twin, weights, (x,)), x) for _ in range(n_samples)])
 

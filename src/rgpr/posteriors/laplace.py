@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -149,7 +150,7 @@ class _KroneckerGaussian(Gaussian):
     def _eigenvalues(self) -> Tensor:
         return self._weighted(self._head.spectrum)
 
-    @property
+    @cached_property  # a prediction looks at it twice: to check it, and to use it
     def variance(self) -> Tensor:
         variance = self._weighted(self._head.marginal)
         if self._bias_root is not None:

@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 from ..gaussian import EmpiricalGaussian, Gaussian
 from .base import Posterior, outputs_of
 
-__all__ = ["SampledPosterior", "WeightPosterior", "normal_like"]
+__all__ = ["SampledPosterior", "WeightPosterior", "normal_like", "seed_from"]
 
 # Bytes of stacked weights that are evaluated together.
 _STACK_BYTES = 1 << 28
@@ -93,3 +93,8 @@ def normal_like(like: Tensor, generator: torch.Generator | None) -> Tensor:
     """Noise in the dtype of ``like``: weights need no float64, and there are many of them."""
     device = like.device if generator is None else generator.device
     return torch.randn(like.shape, generator=generator, device=device, dtype=like.dtype).to(like)
+
+
+def seed_from(generator: torch.Generator) -> int:
+    """A seed drawn from a generator, for what takes seeds and no generators."""
+    return int(torch.randint(2**62, (), generator=generator, device=generator.device))

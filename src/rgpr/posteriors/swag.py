@@ -24,7 +24,7 @@ from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn, update_bn
 from tqdm import tqdm
 
 from ..hooks import plain_module
-from .sampled import WeightPosterior, normal_like
+from .sampled import WeightPosterior, normal_like, seed_from
 
 __all__ = ["SWAG", "SWAGCollector"]
 
@@ -224,5 +224,4 @@ def _on_cpu(generator: torch.Generator | None) -> torch.Generator | None:
     """A generator for ``randperm`` on the CPU, seeded by one that may live elsewhere."""
     if generator is None or generator.device.type == "cpu":
         return generator
-    seed = torch.randint(2**62, (), generator=generator, device=generator.device)
-    return torch.Generator().manual_seed(int(seed))
+    return torch.Generator().manual_seed(seed_from(generator))
