@@ -33,6 +33,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--into", type=Path, help="a Markdown file whose marked part the table replaces"
     )
     bases.add_argument("--quick", action="store_true", help="a tenth of the training")
+    paper = commands.add_parser("paper", help="the paper's experiments, by name")
+    paper_commands = paper.add_subparsers(dest="paper_command", metavar="COMMAND", required=True)
+    paper_commands.add_parser("list", help="the experiments that there are")
+    run_paper = paper_commands.add_parser("run", help="run one experiment")
+    run_paper.add_argument("name", help="see `rgpr paper list`")
+    run_paper.add_argument(
+        "--out", type=Path, default=Path("paper"), help="folder for the files (default: paper)"
+    )
+    run_paper.add_argument("--seed", type=int, default=0, help="seed of everything random")
+    run_paper.add_argument("--small", action="store_true", help="a tenth of the training")
     options = parser.parse_args(arguments)
     if options.version:
         from . import __version__
@@ -50,11 +60,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             _show(table(quick=options.quick), options.into)
             return 0
+        if options.command == "paper":
+            return _paper(options)
     except ModuleNotFoundError as error:
         print(f"this needs more than the core ({error}); install 'rgpr[all]'", file=sys.stderr)
         return 1
     parser.print_help()
     return 2
+
+
+def _paper(options: argparse.Namespace) -> int:
+    from .paper import EXPERIMENTS, run_experiment
+
+    if options.paper_command == "list":
+        for name, description in EXPERIMENTS.items():
+            print(f"{name:12}{description}")
+        return 0
+    if options.name not in EXPERIMENTS:
+        known = ", ".join(EXPERIMENTS)
+        print(f"no experiment '{options.name}'; there are: {known}", file=sys.stderr)
+        return 2
+    run_experiment(options.name, options.out, seed=options.seed, small=options.small)
+    return 0
 
 
 def _show(table: str, into: Path | None) -> None:

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 __all__ = [
+    "Reservoir",
     "check_batch",
     "check_input",
     "check_logits",
@@ -100,6 +101,44 @@ def _input_of(batch: Any) -> Tensor:
             + ", ".join(_INPUT_KEYS)
         )
     return batch
+
+
+class Reservoir:
+    """An even sample of at most ``size`` rows of a stream, in one pass; seeded.
+
+    Args:
+        size: The most rows that are kept; a longer stream is thinned evenly.
+        seed: Which rows.
+    """
+
+    def __init__(self, size: int, *, seed: int = 0) -> None:
+        self.size, self.seen = size, 0
+        self._parts: list[tuple[Tensor, ...]] = []
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def add(self, *rows: Tensor) -> None:
+        """Take in a batch: tensors whose first dimension is the same examples."""
+        count = len(rows[0])
+        room = min(count, max(0, self.size - self.seen))
+        if room:
+            self._parts.append(tuple(t[:room].clone() for t in rows))
+        # Beyond that, row number n replaces one that was kept with probability size / n.
+        number = self.seen + torch.arange(room, count) + 1
+        draws = torch.rand(len(number), generator=self._generator, dtype=torch.float64)
+        slots = (draws * number).long().tolist()
+        replaced = {slot: room + i for i, slot in enumerate(slots) if slot < self.size}
+        if replaced:
+            for kept, new in zip(self.items, rows, strict=True):
+                old = torch.tensor(list(replaced), device=kept.device)
+                kept[old] = new[torch.tensor(list(replaced.values()), device=new.device)]
+        self.seen += count
+
+    @property
+    def items(self) -> tuple[Tensor, ...]:
+        """The rows that were kept, of each tensor."""
+        if len(self._parts) > 1:
+            self._parts = [tuple(torch.cat(column) for column in zip(*self._parts, strict=True))]
+        return self._parts[0] if self._parts else ()
 
 
 def network_dtype_device(network: nn.Module) -> tuple[torch.dtype | None, torch.device | None]:

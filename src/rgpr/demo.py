@@ -188,45 +188,52 @@ def draw_far_away(models: Mapping[str, RGPR], task: Task, path: Path) -> Path:
         title=f"Far from the data ({task.name}): mean and one standard deviation",
     )
     axes.legend(loc="center right", fontsize=8, frameon=False)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 @torch.no_grad()
 def draw_moons(models: Mapping[str, RGPR], task: Task, path: Path, resolution: int) -> Path:
     """Confidence over the plane, near the data and from far away."""
-    x, y = task.train.tensors
     figure, axes = plt.subplots(
         2, len(models), figsize=(10, 4.6), layout="constrained", sharex="row", sharey="row"
     )
     for row, (width, label) in enumerate(((3.0, "zoomed in"), (1000.0, "zoomed out"))):
-        ticks = torch.linspace(-width, width, resolution)
-        grid = torch.cartesian_prod(ticks, ticks)
         for column, (name, model) in enumerate(models.items()):
             panel = axes[row, column]
-            image = confidence(model(grid)).reshape(resolution, resolution).T
-            shown = panel.imshow(
-                image,
-                origin="lower",
-                extent=(-width, width, -width, width),
-                vmin=0.5,
-                vmax=1,
-                cmap="Blues",
-                aspect="auto",
-            )
-            for label_index, color in enumerate(("C1", "C3")):
-                chosen = x[y == label_index]
-                panel.scatter(chosen[:, 0], chosen[:, 1], s=2, color=color, lw=0)
-            panel.set_xticks([-width, 0, width])
-            panel.set_yticks([-width, 0, width])
+            shown = draw_map(panel, model, task, width, resolution)
             if row == 0:
                 panel.set_title(name, fontsize=10)
             if column == 0:
                 panel.set_ylabel(label)
     figure.colorbar(shown, ax=axes, label="confidence", shrink=0.8)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
-def _save(figure: Any, path: Path) -> Path:
+@torch.no_grad()
+def draw_map(panel: Any, model: RGPR, task: Task, width: float, resolution: int) -> Any:
+    """Confidence over the plane as shades, with the training data on top."""
+    ticks = torch.linspace(-width, width, resolution)
+    image = confidence(model(torch.cartesian_prod(ticks, ticks)))
+    shown = panel.imshow(
+        image.reshape(resolution, resolution).T,
+        origin="lower",
+        extent=(-width, width, -width, width),
+        vmin=0.5,
+        vmax=1,
+        cmap="Blues",
+        aspect="auto",
+    )
+    x, y = task.train.tensors
+    for label, color in enumerate(("C1", "C3")):
+        chosen = x[y == label]
+        panel.scatter(chosen[:, 0], chosen[:, 1], s=2, color=color, lw=0)
+    panel.set_xticks([-width, 0, width])
+    panel.set_yticks([-width, 0, width])
+    return shown
+
+
+def save_figure(figure: Any, path: Path) -> Path:
+    """Write a picture, all of it or nothing."""
     temporary = path.with_suffix(".part.png")
     figure.savefig(temporary, dpi=120)
     os.replace(temporary, path)

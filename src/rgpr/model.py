@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .data import (
+    Reservoir,
     check_batch,
     check_input,
     check_logits,
@@ -23,8 +24,10 @@ from .posteriors import Posterior, as_posterior
 from .predictive import bridge, monte_carlo, probit
 from .representations import LayerChoice, capture, check_layers
 from .residual import Residual
-from .standardize import Moments, Reservoir, Standardizer
+from .standardize import Moments, StableBuffers, Standardizer
 from .storage import check_same_network, read, write
+from .tuning.result import TuningResult
+from .tuning.run import tune
 
 __all__ = ["RGPR", "load"]
 
@@ -36,7 +39,7 @@ UNTUNED_VARIANCE = 0.1
 _PROBE = 256
 
 
-class RGPR(nn.Module):
+class RGPR(StableBuffers):
     r"""Adds :math:`N(0, v(x) I)` to the outputs of ``base``: near zero at the data, cubic far away.
 
     Near the data the predictions stay those of ``base``; as an input is scaled away from it the
@@ -67,6 +70,7 @@ class RGPR(nn.Module):
 
     posterior: Posterior
     residual: Residual | None
+    _temperature: Tensor
 
     def __init__(
         self,
@@ -95,6 +99,9 @@ class RGPR(nn.Module):
         self._layers: list[str] = []
         self._input_shape: torch.Size | None = None
         self.residual = None
+        device = network_dtype_device(self.posterior.network)[1]
+        one = torch.ones((), dtype=torch.float64, device=device)
+        self.register_buffer("_temperature", one)
 
     # -- fitting ---------------------------------------------------------------------------------
 
@@ -166,7 +173,7 @@ class RGPR(nn.Module):
         residual = Residual(
             [Standardizer(m.mean, m.std, r=r, dtype=dtypes[i]) for i, m in enumerate(moments)]
         )
-        residual.sigma2 = self._harmless(layers, residual, probe.items)
+        residual.sigma2 = self._harmless(layers, residual, *probe.items)
         self._layers, self._input_shape, self.residual = layers, shape, residual
         return self
 
@@ -212,6 +219,97 @@ class RGPR(nn.Module):
         if not bool((new.isfinite() & (new >= 0)).all()):
             raise ValueError(f"sigma2 = {new.tolist()} must be finite and not negative")
         residual.sigma2 = new.expand_as(residual.sigma2).clone()
+
+    @property
+    def temperature(self) -> Tensor:
+        """What goes into the final softmax is divided by it; 1 at first, settable.
+
+        It changes how sharp probabilities are, but neither which class wins nor the limit far
+        away, where what it divides goes to zero.
+        """
+        return self._temperature
+
+    @temperature.setter
+    def temperature(self, value: float | Tensor) -> None:
+        number = float(value)
+        if not 0 < number < torch.inf:
+            raise ValueError(f"temperature = {number} must be positive and finite")
+        self._temperature = torch.full_like(self._temperature, number)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def tune(
+        self,
+        val_loader: Iterable[Any],
+        objective: str = "likelihood",
+        ood: Iterable[Any] | None = None,
+        ood_weight: float = 0.5,
+        *,
+        link_approx: str = "probit",
+        n_samples: int = 20,
+        temperature: bool = False,
+        max_nll_increase: float | None = None,
+        max_ece_increase: float | None = None,
+        noise: float | None = None,
+        max_examples: int | None = 20_000,
+        seed: int = 0,
+        progress: bool = True,
+    ) -> TuningResult:
+        r"""Choose ``sigma2`` in seconds: one pass over the data, then never the network again.
+
+        ``"likelihood"`` maximises the mean log-likelihood of validation data (the paper's
+        :math:`L_\text{LL}`). ``"ood"`` adds ``ood_weight`` times the mean, over outliers, of the
+        negative cross-entropy to the uniform distribution (:math:`L_\text{OOD}`; means instead of
+        sums, so that the weight means the same whatever the sizes of the sets).
+        ``"marginal-likelihood"`` is that of the Gaussian process, for up to a few thousand
+        examples. All start from several scales and never end worse than they began.
+
+        Args:
+            val_loader: Yields ``(x, y)``. Held out from training for the first two objectives.
+            objective: One of the three.
+            ood: Outliers for ``"ood"``: a loader or generator of inputs. By default noise made
+                from the validation inputs, see :func:`rgpr.noise.like_data`. A generator without
+                a length is read for as many outliers as there are validation examples.
+            ood_weight: The paper's lambda.
+            link_approx: ``"probit"`` or ``"mc"``: what the likelihood is computed with.
+            n_samples: Samples for each example with ``"mc"``, the same for every ``sigma2``.
+            temperature: Tune the model's temperature too: it gives the data back the confidence
+                that added variance takes from it.
+            max_nll_increase: A budget in place of ``ood_weight``: the largest weight is chosen
+                whose validation NLL is at most this much above the base's own.
+            max_ece_increase: Likewise for the expected calibration error, e.g. 0.005.
+            noise: Regression: variance of the observations; found together with ``sigma2`` if
+                not given.
+            max_examples: At most so many examples of each set are kept, drawn evenly; beyond
+                1 GiB they are thinned whatever this says.
+            seed: Of everything random.
+            progress: Show a progress bar where there is a terminal.
+
+        Returns:
+            What was done; ``print`` it. The model has the new ``sigma2`` (and temperature).
+
+        Raises:
+            RuntimeError: The model was not fitted.
+            TypeError: ``"marginal-likelihood"`` over a base without covariances between inputs.
+            ValueError: Options that do not fit together, targets that do not fit the outputs, or
+                too many examples for ``"marginal-likelihood"``.
+        """
+        return tune(
+            self,
+            val_loader,
+            objective=objective,
+            ood=ood,
+            ood_weight=ood_weight,
+            link_approx=link_approx,
+            n_samples=n_samples,
+            temperature=temperature,
+            max_nll_increase=max_nll_increase,
+            max_ece_increase=max_ece_increase,
+            noise=noise,
+            max_examples=max_examples,
+            seed=seed,
+            progress=progress,
+        )
 
     # -- prediction ------------------------------------------------------------------------------
 
@@ -267,12 +365,12 @@ class RGPR(nn.Module):
             if self.likelihood == "regression":
                 return _regression(gaussian, v, limit, diagonal_output)
             link = probit if link_approx == "probit" else bridge
-            return _set_limit(link(gaussian, v), limit)
+            return _set_limit(link(gaussian, v, self.temperature), limit)
 
     def predictive_samples(
         self, x: Tensor, n_samples: int = 100, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Samples of the logits or outputs, ``(S, B, C)`` in float64.
+        """Samples of the logits (divided by the temperature) or outputs, ``(S, B, C)``, float64.
 
         A row at the limit (see :meth:`forward`) has samples at plus and minus infinity.
         """
@@ -326,7 +424,10 @@ class RGPR(nn.Module):
         # The noise alone at the limit: infinity minus infinity would be NaN.
         samples = torch.where(limit[:, None], 0.0, samples)
         # Zero times noise is exactly zero, so sigma2 = 0 gives the base's own samples.
-        return samples + noise, limit
+        samples = samples + noise
+        return (
+            samples / self.temperature if self.likelihood == "classification" else samples
+        ), limit
 
     # -- files -----------------------------------------------------------------------------------
 
@@ -346,7 +447,7 @@ class RGPR(nn.Module):
             )
         tensors = {f"network.{k}": t for k, t in posterior.network.state_dict().items()}
         tensors |= {f"posterior.{k}": t for k, t in posterior.own_tensors().items()}
-        tensors["sigma2"] = residual.sigma2
+        tensors |= {"sigma2": residual.sigma2, "temperature": self.temperature}
         for index, standardizer in enumerate(residual.standardizers):
             tensors |= {f"layer.{index}.{k}": t for k, t in standardizer.state_dict().items()}
         about = {
@@ -396,6 +497,7 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
         parts = [part(f"layer.{index}.") for index in range(len(layers))]
         standardizers = [Standardizer(t["mean"], t["scale"], dtype=t["mean"].dtype) for t in parts]
         model.residual = Residual(standardizers, tensors["sigma2"])
+        model.temperature = tensors["temperature"]
         model._layers, model._input_shape = layers, torch.Size(about["input_shape"])
     except KeyError as missing:
         raise ValueError(f"{path} is incomplete: it has no {missing}; save it again") from missing

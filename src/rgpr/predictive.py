@@ -15,29 +15,35 @@ from torch import Tensor
 
 from .gaussian import Gaussian
 
-__all__ = ["bridge", "monte_carlo", "probit"]
+__all__ = ["bridge", "log_softmax", "monte_carlo", "probit", "probit_logits"]
 
 
-def probit(gaussian: Gaussian, v: Tensor) -> Tensor:
-    r"""Generalised probit: :math:`\mathrm{softmax}(m_i / \sqrt{1 + \pi/8\,(V_{ii} + v)})`.
+def probit(gaussian: Gaussian, v: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
+    r"""Generalised probit: :math:`\mathrm{softmax}(m_i / (T \sqrt{1 + \pi/8\,(V_{ii} + v)}))`.
 
     Args:
         gaussian: The base posterior's outputs, ``(B, C)``.
         v: ``(B,)``, non-negative.
+        temperature: ``T``, positive.
 
     Returns:
         ``(B, C)`` probabilities; ``(B, 2)`` for one output.
     """
-    kappa = (1 + math.pi / 8 * (gaussian.variance + v[:, None])).rsqrt()
-    # Never larger than the mean, so it fits the mean's dtype; equal to it without variance.
-    return _softmax((gaussian.mean * kappa).to(gaussian.mean.dtype))
+    logits = probit_logits(gaussian.mean, gaussian.variance + v[:, None]) / temperature
+    # Without variance and at T = 1 these are the mean, bit by bit.
+    return _softmax(logits.to(gaussian.mean.dtype))
+
+
+def probit_logits(mean: Tensor, variance: Tensor) -> Tensor:
+    r""":math:`m / \sqrt{1 + \pi/8\,\mathrm{variance}}`: never larger than the mean."""
+    return mean * (1 + math.pi / 8 * variance).rsqrt()
 
 
 def monte_carlo(samples: Tensor) -> Tensor:
     """The mean of the softmax over samples: the last line of the paper's Algorithm 1.
 
     Args:
-        samples: ``(S, B, C)`` outputs, the residual's noise in them.
+        samples: ``(S, B, C)`` outputs, the residual's noise in them, divided by the temperature.
 
     Returns:
         ``(B, C)`` probabilities; ``(B, 2)`` for one output.
@@ -45,7 +51,7 @@ def monte_carlo(samples: Tensor) -> Tensor:
     return _softmax(samples).mean(0)
 
 
-def bridge(gaussian: Gaussian, v: Tensor) -> Tensor:
+def bridge(gaussian: Gaussian, v: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
     r"""Laplace bridge: the mean of the Dirichlet whose Laplace approximation has these moments.
 
     With the mean and covariance projected on :math:`\sum_k f_k = 0`,
@@ -61,18 +67,21 @@ def bridge(gaussian: Gaussian, v: Tensor) -> Tensor:
     Args:
         gaussian: The base posterior's outputs, ``(B, C)``.
         v: ``(B,)``, non-negative.
+        temperature: Positive; the outputs are divided by it, so their variances by its square.
 
     Returns:
         ``(B, C)`` probabilities; ``(B, 2)`` for one output.
     """
     like = gaussian.mean
-    mean, diagonal = like.double(), gaussian.variance + v[:, None]
+    mean = like.double() / temperature
+    squared = torch.as_tensor(temperature, dtype=torch.float64).square()
+    diagonal = (gaussian.variance + v[:, None]) / squared
     if mean.shape[1] == 1:
         # Outputs -f/2 and f/2 lie in the projected space already.
         mean = torch.cat([-mean / 2, mean / 2], dim=1)
         diagonal = diagonal.expand_as(mean) / 4
     else:
-        sums = gaussian.row_sums + v[:, None]
+        sums = (gaussian.row_sums + v[:, None]) / squared
         total = sums.sum(1, keepdim=True)
         share = torch.where(total > 0, sums / total, 0.0)
         mean = mean - share * mean.sum(1, keepdim=True)
@@ -90,7 +99,16 @@ def bridge(gaussian: Gaussian, v: Tensor) -> Tensor:
     return torch.where(typical > 0, bridged, torch.softmax(mean, -1)).to(like.dtype)
 
 
+def log_softmax(logits: Tensor) -> Tensor:
+    """Log-probabilities ``(..., C)`` of outputs; two columns for one output."""
+    return torch.log_softmax(_two_columns(logits), -1)
+
+
 def _softmax(logits: Tensor) -> Tensor:
+    return torch.softmax(_two_columns(logits), -1)
+
+
+def _two_columns(logits: Tensor) -> Tensor:
     if logits.shape[-1] == 1:
         logits = torch.cat([torch.zeros_like(logits), logits], dim=-1)
-    return torch.softmax(logits, -1)
+    return logits

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Moments", "Reservoir", "StableBuffers", "Standardizer"]
+__all__ = ["Moments", "StableBuffers", "Standardizer"]
 
 
 class StableBuffers(nn.Module):
@@ -74,26 +74,6 @@ class Moments:
         """Population standard deviation of each unit; zero for one that never varied."""
         std = (self.squares / max(self.count, 1)).sqrt()
         return torch.where(std <= 4 * self.resolution * self.mean.abs(), 0.0, std)
-
-
-class Reservoir:
-    """An even sample of at most ``size`` rows of a stream, in one pass; seeded."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.keys = torch.empty(0)
-        self.items = torch.empty(0)
-        self.generator = torch.Generator().manual_seed(0)
-
-    def add(self, x: Tensor) -> None:
-        keys = torch.cat([self.keys, torch.rand(len(x), generator=self.generator)])
-        kept = keys.topk(min(self.size, len(keys)), largest=False).indices.sort().values
-        old = kept[kept < len(self.keys)]
-        new = kept[len(old) :] - len(self.keys)
-        if len(new):
-            rows = x[new.to(x.device)]
-            self.items = torch.cat([self.items[old.to(x.device)], rows]) if len(old) else rows
-            self.keys = keys[kept]
 
 
 class Standardizer(StableBuffers):

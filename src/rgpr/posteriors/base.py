@@ -58,6 +58,19 @@ class Posterior(StableBuffers):
         with full_precision(x):
             return gaussian.sample(n_samples, generator)
 
+    def covariances(self, x: Tensor) -> Tensor:
+        """Covariance of each output between all inputs, ``(C, B, B)``, or ``(1, B, B)`` if equal.
+
+        Only the marginal likelihood needs it.
+
+        Raises:
+            TypeError: This posterior says nothing about several inputs together.
+        """
+        raise TypeError(
+            f"a {type(self).__name__} gives no covariance between inputs, which the marginal "
+            "likelihood needs; tune with objective='likelihood' or 'ood', which take any base"
+        )
+
     def choose_layers(self, choice: LayerChoice, x: Tensor) -> list[str]:
         """Names of the representations that ``choice`` stands for; see ``representations``."""
         return choose_layers(self.network, choice, x)

@@ -46,6 +46,9 @@ class Ensemble(SampledPosterior):
                 )
         return torch.stack([outputs[i % len(outputs)] for i in range(n_samples)])
 
+    def covariances(self, x: Tensor) -> Tensor:
+        return self._covariances_of_functions(x)
+
     def config(self) -> dict[str, Any]:
         return {"members": self.n_samples}
 

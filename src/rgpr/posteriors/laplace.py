@@ -105,6 +105,21 @@ class LastLayerLaplace(Posterior):
         covariance = torch.einsum("bcjd,bj->bcd", half, features).double()
         return DenseGaussian(mean, covariance * peak.double().square()[..., None])
 
+    def covariances(self, x: Tensor) -> Tensor:
+        features = self._point_and_features(x)[1].double()
+        if self.structure == "kron":
+            features, weights = features @ self.in_basis.double(), self.marginal.double()
+            bias = self.bias_root.double().square().sum(1) if self._has_bias else None
+        elif self.structure == "diag":
+            weights, bias = self.weight.double(), self.bias.double() if self._has_bias else None
+        else:
+            if self._has_bias:
+                features = torch.cat([features, features.new_ones(len(x), 1)], 1)
+            each = self.covariance.double().diagonal(dim1=1, dim2=3)  # (D', D', C)
+            return torch.einsum("bi,ijc,dj->cbd", features, each, features)
+        result = torch.einsum("bi,ic,di->cbd", features, weights, features)
+        return result if bias is None else result + bias[:, None, None]
+
     def config(self) -> dict[str, Any]:
         return {"head": self.head, "structure": self.structure, "likelihood": self.likelihood}
 
@@ -203,6 +218,13 @@ class LaplacePosterior(Posterior):
         with torch.inference_mode(False), torch.enable_grad():
             _, covariance = self.la._glm_predictive_distribution(x.detach().clone())
         return DenseGaussian(mean, covariance.detach())
+
+    def covariances(self, x: Tensor) -> Tensor:
+        with torch.inference_mode(False), torch.enable_grad():
+            _, joint = self.la._glm_predictive_distribution(x.detach().clone(), joint=True)
+        outputs = len(joint) // len(x)
+        blocks: Tensor = joint.detach().reshape(len(x), outputs, len(x), outputs)
+        return blocks.diagonal(dim1=1, dim2=3).permute(2, 0, 1)
 
 
 def from_laplace(la: Any) -> Posterior:

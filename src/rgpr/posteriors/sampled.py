@@ -51,6 +51,15 @@ class SampledPosterior(Posterior):
     def sample(self, x: Tensor, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
         return self.draw(x, self.point(x), n_samples, generator)
 
+    def _covariances_of_functions(self, x: Tensor) -> Tensor:
+        """For posteriors whose every sample is one function of all inputs."""
+        generator = torch.Generator().manual_seed(self.seed)
+        samples = self.draw(x, self.point(x), self.n_samples, generator).double()
+        root: Tensor = (samples - samples.mean(0)).permute(2, 1, 0) / max(
+            1, self.n_samples - 1
+        ) ** 0.5
+        return root @ root.mT
+
 
 class WeightPosterior(SampledPosterior):
     """A distribution over weights, evaluated sample by sample.
@@ -79,6 +88,9 @@ class WeightPosterior(SampledPosterior):
             stacked = {name: torch.stack([w[name] for w in chunk]) for name in chunk[0]}
             parts.append(vmap(run)(stacked))
         return torch.cat(parts)
+
+    def covariances(self, x: Tensor) -> Tensor:
+        return self._covariances_of_functions(x)
 
     @property
     def _linear(self) -> bool:

@@ -96,6 +96,9 @@ class Temperature(Posterior):
     def sample(self, x: Tensor, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
         return self.base.sample(x, n_samples, generator) / self.temperature
 
+    def covariances(self, x: Tensor) -> Tensor:
+        return self.base.covariances(x) / self.temperature.square()
+
     def choose_layers(self, choice: LayerChoice, x: Tensor) -> list[str]:
         return self.base.choose_layers(choice, x)
 

@@ -1,0 +1,135 @@
+"""Climb a smooth objective of a few parameters, from several starts.
+
+Every parameter is positive and may lie anywhere between "switched off" and "overwhelming", so all
+are searched as logarithms, in units that make 1 a typical value. From a small start alone the
+gradient vanishes and nothing is learned: starts on several scales are looked at first, and the
+best of them are climbed by L-BFGS. Then each scale is tried without: a local optimum often keeps
+one that a better optimum has switched off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+__all__ = ["Objective", "Optimum", "maximise"]
+
+_LARGE_GRADIENT = 1e-3
+
+Objective = Callable[[Tensor], Iterable[Tensor]]
+
+
+@dataclass
+class Optimum:
+    """Where the climb ended.
+
+    Attributes:
+        z: Logarithms of the parameters.
+        value: Of the objective.
+        gradient: The largest entry of its gradient there.
+        history: The best value so far, after each evaluation.
+    """
+
+    z: Tensor
+    value: float
+    gradient: float = torch.inf
+    history: list[float] = field(default_factory=list)
+
+    @property
+    def converged(self) -> bool:
+        return self.gradient < _LARGE_GRADIENT * (1 + abs(self.value))
+
+
+def maximise(
+    objective: Objective,
+    starts: Sequence[Tensor],
+    low: Tensor,
+    high: Tensor,
+    *,
+    switchable: int,
+    climbs: int = 3,
+    iterations: int = 60,
+) -> Optimum:
+    """The best parameters found.
+
+    Args:
+        objective: Of logarithms ``z``; gives parts whose sum is the value, each differentiated as
+            it comes, so that no more than one is in memory.
+        starts: Where to look first; the result is never worse than any of them.
+        low: Bounds of ``z``.
+        high: Likewise.
+        switchable: So many of the first parameters are scales, which are also tried at zero.
+        climbs: How many of the best starts are climbed.
+        iterations: The most L-BFGS steps of each climb.
+    """
+    history: list[float] = []
+
+    def value(z: Tensor) -> float:
+        with torch.no_grad():
+            return _log(history, sum(float(part) for part in objective(z)))
+
+    def climb(start: Tensor) -> Optimum:
+        return _climb(objective, start, low, high, iterations, history)
+
+    starts = [start.clamp(low, high) for start in starts]
+    looked = sorted(((value(z), -i) for i, z in enumerate(starts)), reverse=True)
+    best = Optimum(starts[-looked[0][1]], looked[0][0])
+    for _, index in looked[:climbs]:
+        best = max(best, climb(starts[-index]), key=_value)
+    for index in range(switchable if switchable > 1 else 0):
+        without = best.z.clone()
+        without[index] = low[index]
+        if value(without) > best.value + 1e-9 * (1 + abs(best.value)):
+            best = max(best, climb(without), key=_value)
+    best.history = history
+    return best
+
+
+def _value(optimum: Optimum) -> float:
+    return optimum.value
+
+
+def _log(history: list[float], value: float) -> float:
+    history.append(max([value, *history[-1:]]))
+    return value
+
+
+def _climb(
+    objective: Objective,
+    start: Tensor,
+    low: Tensor,
+    high: Tensor,
+    iterations: int,
+    history: list[float],
+) -> Optimum:
+    z = start.clone().requires_grad_()
+    best = Optimum(start, -torch.inf)
+    optimizer = torch.optim.LBFGS(
+        [z],
+        max_iter=iterations,
+        history_size=20,
+        tolerance_grad=1e-7,
+        tolerance_change=1e-9,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        total = 0.0
+        with torch.enable_grad():
+            for part in objective(z.clamp(low, high)):
+                # Parts share what comes from z.
+                (-part).backward(retain_graph=True)  # type: ignore[no-untyped-call]
+                total += float(part.detach())
+        assert z.grad is not None
+        _log(history, total)
+        if total > best.value:
+            best.z = z.detach().clamp(low, high)
+            best.value, best.gradient = total, float(z.grad.abs().max())
+        return -total
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    return best

@@ -1,0 +1,203 @@
+r"""What one pass through the network says about each example: all that tuning needs.
+
+The residual's variance is linear in its scales, :math:`v = \sum_l \sigma_l^2 u_l`, so the base's
+outputs and ``u`` are enough to predict with any ``sigma2``. They are small: ``2C + L`` numbers an
+example, or ``2SC + L`` for Monte Carlo.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..data import Reservoir, check_batch, inputs, labelled, network_dtype_device
+from ..gaussian import Gaussian, standard_normal
+from ..posteriors import Posterior
+from ..predictive import log_softmax, probit_logits
+
+__all__ = ["Outputs", "Parameters", "check_target", "collect"]
+
+# At most this much is kept of one set of examples; more of them are thinned evenly.
+_BYTES = 1 << 30
+# Numbers that are worked on at a time, so that gradients stay small too.
+_CHUNK = 1 << 21
+# Far beyond any variance that matters, and its square still fits.
+_LARGEST = 1e100
+
+Read = Callable[[Tensor, Callable[[Tensor], Any]], tuple[Any, Tensor]]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What tuning chooses.
+
+    Attributes:
+        sigma2: ``(L,)``.
+        temperature: A number: outputs are divided by it before the softmax.
+        noise: A number: variance of the observations in regression.
+    """
+
+    sigma2: Tensor
+    temperature: Tensor
+    noise: Tensor
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The kept examples.
+
+    Attributes:
+        u: ``(N, L)``.
+        first: The base's mean ``(N, C)``, or for Monte Carlo its samples ``(N, S, C)``.
+        second: Its variance ``(N, C)``, or for Monte Carlo the residual's noise ``(N, S, C)``:
+            the same for every ``sigma2``, so objectives are smooth.
+        target: Class indices ``(N,)`` or values ``(N, C)``; ``None`` for outliers.
+        seen: How many examples there were; ``N`` of them were kept.
+    """
+
+    u: Tensor
+    first: Tensor
+    second: Tensor
+    target: Tensor | None
+    seen: int
+
+    def __len__(self) -> int:
+        return len(self.u)
+
+    @property
+    def sampled(self) -> bool:
+        return self.first.dim() == 3
+
+    def chunks(self) -> Iterator[Outputs]:
+        """The same examples in parts of bounded size."""
+        rows = max(1, _CHUNK // max(1, self.first[:1].numel()))
+        for start in range(0, len(self), rows):
+            part = slice(start, start + rows)
+            target = None if self.target is None else self.target[part]
+            yield Outputs(self.u[part], self.first[part], self.second[part], target, self.seen)
+
+    def variance(self, parameters: Parameters) -> Tensor:
+        """``v``: ``(N, 1)``."""
+        return (self.u @ parameters.sigma2)[:, None]
+
+    def log_probabilities(self, parameters: Parameters) -> Tensor:
+        """Predictive log-probabilities ``(N, C)``, by the probit or the mean over samples."""
+        v = self.variance(parameters)
+        if not self.sampled:
+            logits = probit_logits(self.first, self.second + v)
+            return log_softmax(logits / parameters.temperature)
+        # The root's slope at zero is infinite, and times a zero it would be NaN.
+        logits = self.first + (v + 1e-30).sqrt()[:, None] * self.second
+        each = log_softmax(logits / parameters.temperature)
+        return torch.logsumexp(each, 1) - math.log(each.shape[1])
+
+    def probabilities(self, parameters: Parameters) -> Tensor:
+        """All rows, without gradients."""
+        with torch.no_grad():
+            return torch.cat([part.log_probabilities(parameters) for part in self.chunks()]).exp()
+
+
+def collect(
+    read: Read,
+    posterior: Posterior,
+    loader: Iterable[Any],
+    *,
+    shape: torch.Size | None,
+    link_approx: str,
+    n_samples: int,
+    generator: torch.Generator,
+    likelihood: str | None,
+    at_most: int | None,
+    stop_after: int | None = None,
+    progress: bool,
+    description: str,
+) -> Outputs:
+    """One pass over ``loader``.
+
+    Args:
+        read: ``read(x, run)`` gives ``run(x)`` and ``u`` from one pass through the network.
+        posterior: The base.
+        loader: Yields ``(x, y)`` or, where no targets are needed, also ``x``.
+        shape: Shape of one input.
+        link_approx: ``"probit"`` or ``"mc"``.
+        n_samples: Samples for each example with ``"mc"``.
+        generator: Source of the samples.
+        likelihood: What the targets are; ``None`` where none are needed.
+        at_most: The most examples that are kept; ``None`` for as many as memory allows.
+        stop_after: End the pass after so many examples, for generators that never do.
+        progress: Show a progress bar where there is a terminal.
+        description: Its label.
+    """
+    device = network_dtype_device(posterior.network)[1]
+    batches: Iterable[tuple[Tensor, Tensor | None]]
+    if likelihood is None:
+        batches = ((x, None) for x in inputs(loader, progress=progress, description=description))
+    else:
+        batches = labelled(loader, progress=progress, description=description)
+    kept: Reservoir | None = None
+
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        if link_approx == "mc":
+            samples = posterior.sample(x, n_samples, generator).transpose(0, 1)
+            noise = standard_normal(tuple(samples.shape), samples, generator)
+            return samples.float(), noise.float()
+        gaussian: Gaussian = posterior(x)
+        return gaussian.mean.double(), gaussian.variance.clamp(max=_LARGEST)
+
+    for number, (batch, target) in enumerate(batches):
+        x = batch if device is None else batch.to(device)
+        check_batch(number, x, posterior.network, shape)
+        if len(x) == 0:
+            continue
+        (first, second), u = read(x, run)
+        if not bool(first.isfinite().all()):
+            raise ValueError(
+                f"{description}: the network overflows on batch {number}; leave out examples that "
+                "far away, where every sigma2 predicts the same"
+            )
+        rows = [u.clamp(max=_LARGEST), first, second]
+        if target is not None:
+            rows.append(check_target(target, first, str(likelihood), number).to(first.device))
+        if kept is None:
+            size = sum(t[:1].numel() * t.element_size() for t in rows)
+            limit = max(1, _BYTES // size)
+            kept = Reservoir(limit if at_most is None else min(limit, at_most))
+        kept.add(*rows)
+        if stop_after is not None and kept.seen >= stop_after:
+            break
+    if kept is None:
+        raise ValueError(f"{description}: the loader gave only empty batches")
+    u, first, second, *rest = kept.items
+    return Outputs(u, first, second, rest[0] if rest else None, kept.seen)
+
+
+def check_target(target: Tensor, outputs: Tensor, likelihood: str, number: int) -> Tensor:
+    """Class indices ``(B,)`` or values ``(B, C)``, whatever harmless form they came in.
+
+    Raises:
+        ValueError: They do not fit the outputs; the message names the batch.
+    """
+    flat = target.reshape(len(target), -1)
+    columns = 1 if likelihood == "classification" else outputs.shape[-1]
+    if flat.shape != (len(outputs), columns):
+        wanted = "class indices (B,)" if likelihood == "classification" else f"(B, {columns})"
+        raise ValueError(
+            f"batch {number} has targets of shape {tuple(target.shape)} for {len(outputs)} inputs; "
+            f"expected {wanted}"
+        )
+    if likelihood == "regression":
+        if not bool(flat.isfinite().all()):
+            raise ValueError(f"batch {number} has targets that are not finite; remove them")
+        return flat.double()
+    classes = max(2, outputs.shape[-1])
+    if flat.is_floating_point() or bool(((flat < 0) | (flat >= classes)).any()):
+        raise ValueError(
+            f"batch {number} has targets of {target.dtype} from {flat.min().item()} to "
+            f"{flat.max().item()}; expected whole numbers from 0 to {classes - 1}, one a class"
+        )
+    return flat[:, 0].long()

@@ -1,0 +1,422 @@
+"""Tuning from loaders to a result; see :meth:`rgpr.RGPR.tune`."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..metrics import accuracy, confidence, ece, nll
+from ..noise import NoiseLoader, like_data
+from .budget import METRICS, Budget, Trial, largest_weight
+from .likelihood import log_likelihood
+from .marginal import collect_matrices
+from .ood import ignorance
+from .optimize import Objective, Optimum, maximise
+from .outputs import Outputs, Parameters, collect
+from .result import TuningResult
+
+if TYPE_CHECKING:
+    from ..model import RGPR
+
+__all__ = ["OBJECTIVES", "tune"]
+
+OBJECTIVES = ("likelihood", "ood", "marginal-likelihood")
+# Shared scales of all layers that are looked at first, as powers of ten of the typical variance.
+_SCALES = range(-5, 4)
+# Logarithms beyond this are as good as zero or infinity: 1e-10 and 1e10 times the typical value.
+_BOUND = 23.0
+# The input carries the guarantee: it keeps a variance of at least this much at the 95 % quantile
+# of the data, which no prediction notices and which is a thousand times more at ten times the
+# distance.
+_INPUT_FLOOR = 1e-3
+# Added variance can be traded for a lower temperature without end; so far and no further.
+_TEMPERATURES = (0.05, 20.0)
+
+
+@dataclass(frozen=True)
+class _Space:
+    """Which parameters are searched, and in which units.
+
+    A point is ``(log sigma2 typical, log T, log noise / unit)``, what is not searched left out.
+    """
+
+    typical: Tensor
+    temperature: Tensor | None
+    noise: Tensor
+    noise_unit: float | None
+
+    def parameters(self, z: Tensor) -> Parameters:
+        count = len(self.typical)
+        sigma2 = z[:count].exp() / self.typical
+        rest = list(z[count:])
+        temperature = rest.pop(0).exp() if self.temperature is None else self.temperature
+        noise = rest.pop(0).exp() * self.noise_unit if self.noise_unit else self.noise
+        return Parameters(sigma2, temperature, noise)
+
+    @property
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """The smallest and the largest point."""
+        rest = [] if self.temperature is not None else [[math.log(t) for t in _TEMPERATURES]]
+        rest += [[-_BOUND, _BOUND]] if self.noise_unit else []
+        scales = [[-_BOUND, _BOUND] for _ in self.typical]
+        scales[0][0] = math.log(_INPUT_FLOOR)
+        low, high = self.typical.new_tensor([*scales, *rest]).unbind(1)
+        return low, high
+
+    def starts(self, now: Parameters) -> list[Tensor]:
+        """The present parameters, all layers on one scale, and each layer alone."""
+        count = len(self.typical)
+        present = (now.sigma2 * self.typical).log()
+        scales = [torch.full_like(present, power * math.log(10)) for power in _SCALES]
+        for index in range(count if 1 < count <= 16 else 0):
+            alone = torch.full_like(present, -_BOUND / 2)
+            alone[index] = 0.0
+            scales.append(alone)
+        rest = []
+        if self.temperature is None:
+            rest.append(now.temperature.log())
+        if self.noise_unit:
+            rest.append((now.noise / self.noise_unit).log())
+        tail = torch.stack(rest).to(present) if rest else present[:0]
+        return [torch.cat([z, tail]) for z in (present, *scales)]
+
+
+def tune(
+    model: RGPR,
+    val_loader: Iterable[Any],
+    *,
+    objective: str,
+    ood: Iterable[Any] | None,
+    ood_weight: float,
+    link_approx: str,
+    n_samples: int,
+    temperature: bool,
+    max_nll_increase: float | None,
+    max_ece_increase: float | None,
+    noise: float | None,
+    max_examples: int | None,
+    seed: int,
+    progress: bool,
+) -> TuningResult:
+    """Find the parameters, set them on the model, and report."""
+    started = time.perf_counter()
+    limits = {"nll": max_nll_increase, "ece": max_ece_increase}
+    chosen = {metric: limit for metric, limit in limits.items() if limit is not None}
+    _check(model, objective, ood, ood_weight, link_approx, temperature, chosen, noise)
+    residual = model._fitted()
+    now = Parameters(
+        residual.sigma2,
+        model.temperature,
+        residual.sigma2.new_tensor(0.0 if noise is None else noise),
+    )
+    outliers: Outputs | None = None
+    trials: list[Trial] = []
+    if objective == "marginal-likelihood":
+        matrices = collect_matrices(
+            model.posterior,
+            model.layers,
+            residual,
+            val_loader,
+            shape=model._input_shape,
+            likelihood=model.likelihood,
+            progress=progress,
+        )
+        at_data = matrices.residual.diagonal(dim1=1, dim2=2).T
+        space, now = _space(model, at_data, matrices.mean, matrices.target, now, False, noise)
+        optimum = maximise(
+            lambda z: [matrices.evidence(space.parameters(z))],
+            space.starts(now),
+            *space.bounds,
+            switchable=len(space.typical),
+            climbs=1,
+        )
+        before = float(matrices.evidence(now))
+        after, tuned, weight = optimum.value, space.parameters(optimum.z), None
+        used = seen = (len(matrices), 0)
+        metrics: dict[str, tuple[float, float]] = {}
+    else:
+        validation, outliers = _read(
+            model, val_loader, ood, objective, link_approx, n_samples, max_examples, seed, progress
+        )
+        target = validation.target
+        assert target is not None
+        space, now = _space(
+            model, validation.u, validation.first, target, now, temperature, noise, outliers
+        )
+        starts = space.starts(now)
+        goal = _goal(model.likelihood, validation, outliers, space.parameters)
+
+        def solve(weight: float, near: Optimum | None) -> Optimum:
+            first = starts if near is None else [near.z, *starts]
+            return maximise(goal(weight), first, *space.bounds, switchable=len(space.typical))
+
+        weight = ood_weight if outliers is not None else None
+        if chosen:
+            [(metric, increase)] = chosen.items()
+            base = Parameters(0 * now.sigma2, torch.ones_like(now.temperature), now.noise)
+            budget = Budget(
+                metric, increase, METRICS[metric](validation.probabilities(base), target)
+            )
+            weight, optimum, trials = largest_weight(
+                solve, lambda o: budget.spent(validation, space.parameters(o.z)), increase
+            )
+            tuned = _within(budget, validation, space.parameters(optimum.z), base)
+        else:
+            optimum = solve(weight or 0.0, None)
+            tuned = space.parameters(optimum.z)
+        as_it_is = _goal(model.likelihood, validation, outliers, lambda _: now)(weight or 0.0)
+        before = sum(float(part) for part in as_it_is(starts[0]))
+        settled = _goal(model.likelihood, validation, outliers, lambda _: tuned)(weight or 0.0)
+        after = sum(float(part) for part in settled(starts[0]))
+        used = (len(validation), 0 if outliers is None else len(outliers))
+        seen = (validation.seen, 0 if outliers is None else outliers.seen)
+        at_data = validation.u
+        metrics = _metrics(model.likelihood, validation, outliers, now, tuned)
+    if after < before and not trials:
+        tuned, after = now, before
+    model.sigma2 = tuned.sigma2
+    if temperature:
+        model.temperature = float(tuned.temperature)
+    at_outliers = None if outliers is None else outliers.u
+    notes = _notes(model.layers, space, tuned, trials, optimum.converged)
+    for note in notes:
+        warnings.warn(note, stacklevel=3)
+    return TuningResult(
+        objective=objective,
+        before=before,
+        after=after,
+        sigma2=dict(zip(model.layers, tuned.sigma2.tolist(), strict=True)),
+        share=_share(model.layers, tuned.sigma2, at_data, at_outliers),
+        temperature=float(tuned.temperature),
+        noise=float(tuned.noise) if model.likelihood == "regression" else None,
+        ood_weight=weight,
+        metrics=metrics,
+        trials=trials,
+        converged=optimum.converged,
+        history=optimum.history,
+        examples=used,
+        seen=seen,
+        seconds=time.perf_counter() - started,
+        warnings=notes,
+    )
+
+
+def _check(
+    model: RGPR,
+    objective: str,
+    ood: Iterable[Any] | None,
+    ood_weight: float,
+    link_approx: str,
+    temperature: bool,
+    budgets: dict[str, float],
+    noise: float | None,
+) -> None:
+    if objective not in OBJECTIVES:
+        raise ValueError(
+            f"objective={objective!r} is not one of {', '.join(map(repr, OBJECTIVES))}"
+        )
+    if link_approx not in ("probit", "mc"):
+        raise ValueError(f"link_approx={link_approx!r} is not one of 'probit', 'mc'")
+    if ood is not None and objective != "ood":
+        raise ValueError(f"outliers are given, but objective='{objective}' does not use them")
+    if not ood_weight >= 0:
+        raise ValueError(f"ood_weight = {ood_weight} must not be negative")
+    if len(budgets) > 1:
+        raise ValueError("give max_nll_increase or max_ece_increase, not both")
+    if budgets and objective != "ood":
+        raise ValueError(
+            f"a budget chooses the weight of the outliers, and objective='{objective}' has none"
+        )
+    if any(not limit >= 0 for limit in budgets.values()):
+        raise ValueError(f"the budget {budgets} must not be negative")
+    if model.likelihood == "regression" and (temperature or budgets or link_approx == "mc"):
+        raise ValueError(
+            "temperature, calibration budgets and link_approx='mc' are about class probabilities; "
+            "this model is a regression"
+        )
+    if temperature and objective == "marginal-likelihood":
+        raise ValueError(
+            "the marginal likelihood is of a Gaussian process, which has no temperature; use "
+            "objective='likelihood' or 'ood', or wrap the base in rgpr.posteriors.Temperature"
+        )
+    if noise is not None and (model.likelihood != "regression" or not noise > 0):
+        raise ValueError(f"noise = {noise}: the positive variance of a regression's observations")
+
+
+def _read(
+    model: RGPR,
+    val_loader: Iterable[Any],
+    ood: Iterable[Any] | None,
+    objective: str,
+    link_approx: str,
+    n_samples: int,
+    max_examples: int | None,
+    seed: int,
+    progress: bool,
+) -> tuple[Outputs, Outputs | None]:
+    """One pass over the validation data and, for ``objective="ood"``, one over outliers."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def read(loader: Iterable[Any], likelihood: str | None, stop_after: int | None) -> Outputs:
+        return collect(
+            model._read,
+            model.posterior,
+            loader,
+            shape=model._input_shape,
+            link_approx=link_approx,
+            n_samples=n_samples,
+            generator=generator,
+            likelihood=likelihood,
+            at_most=max_examples,
+            stop_after=stop_after,
+            progress=progress,
+            description="rgpr tune" if likelihood else "rgpr tune, outliers",
+        )
+
+    validation = read(val_loader, model.likelihood, None)
+    if objective != "ood":
+        return validation, None
+    if ood is None:
+        ood = NoiseLoader(like_data, val_loader, seed=seed)
+    # A generator may never end: as many outliers as there are examples will do.
+    endless = not hasattr(ood, "__len__")
+    return validation, read(ood, None, validation.seen if endless else None)
+
+
+def _space(
+    model: RGPR,
+    u: Tensor,
+    mean: Tensor,
+    target: Tensor,
+    now: Parameters,
+    temperature: bool,
+    noise: float | None,
+    outliers: Outputs | None = None,
+) -> tuple[_Space, Parameters]:
+    """Units for every parameter from the data, and where the search stands."""
+    everywhere = u if outliers is None else torch.cat([u, outliers.u])
+    typical = _typical(u)
+    typical = torch.where(typical > 0, typical, _typical(everywhere)).clamp(1e-30, 1e30)
+    typical = torch.where(everywhere.amax(0) > 0, typical, 1.0)
+    unit = None
+    if model.likelihood == "regression" and noise is None:
+        unit = float((target - mean).square().mean()) or 1.0
+        now = Parameters(now.sigma2, now.temperature, now.noise + unit)
+    return _Space(typical, None if temperature else now.temperature, now.noise, unit), now
+
+
+def _typical(u: Tensor) -> Tensor:
+    return u.quantile(0.95, dim=0)
+
+
+def _goal(
+    likelihood: str,
+    validation: Outputs,
+    outliers: Outputs | None,
+    parameters: Callable[[Tensor], Parameters],
+) -> Callable[[float], Objective]:
+    """The objective for each weight of the outliers."""
+    values = validation.target if likelihood == "regression" else None
+
+    def goal(weight: float) -> Objective:
+        def objective(z: Tensor) -> Iterable[Tensor]:
+            yield from log_likelihood(validation, parameters(z), likelihood)
+            if outliers is not None and weight > 0:
+                for part in ignorance(outliers, parameters(z), values):
+                    yield weight * part
+
+        return objective
+
+    return goal
+
+
+def _within(budget: Budget, outputs: Outputs, tuned: Parameters, base: Parameters) -> Parameters:
+    """The tuned parameters, or the largest part of them that is within the budget."""
+    share = 1.0
+    while budget.spent(outputs, tuned) > budget.increase and share > 1e-12:
+        share /= 2
+        # Towards the base's own predictions, which cost nothing.
+        warmer = (share * tuned.temperature.log()).exp()
+        tuned = Parameters(tuned.sigma2 / 2, warmer, tuned.noise)
+    return tuned if share > 1e-12 else base
+
+
+def _metrics(
+    likelihood: str, validation: Outputs, outliers: Outputs | None, now: Parameters, to: Parameters
+) -> dict[str, tuple[float, float]]:
+    if likelihood == "regression":
+        return {}
+    target = validation.target
+    assert target is not None
+    p, q = validation.probabilities(now), validation.probabilities(to)
+    pairs = {
+        "validation accuracy": (accuracy(p, target), accuracy(q, target)),
+        "validation NLL": (nll(p, target), nll(q, target)),
+        "validation ECE": (ece(p, target), ece(q, target)),
+        "mean confidence at data": (float(confidence(p).mean()), float(confidence(q).mean())),
+    }
+    if outliers is not None:
+        p, q = outliers.probabilities(now), outliers.probabilities(to)
+        pairs["mean confidence at outliers"] = (
+            float(confidence(p).mean()),
+            float(confidence(q).mean()),
+        )
+    return pairs
+
+
+def _share(
+    layers: Sequence[str], sigma2: Tensor, at_data: Tensor, at_outliers: Tensor | None
+) -> dict[str, tuple[float, float | None]]:
+    data = (sigma2 * at_data.median(0).values).tolist()
+    far: list[float | None] = [None] * len(layers)
+    if at_outliers is not None:
+        far = (sigma2 * at_outliers.median(0).values).tolist()
+    return {layer: (a, b) for layer, a, b in zip(layers, data, far, strict=True)}
+
+
+def _notes(
+    layers: Sequence[str],
+    space: _Space,
+    tuned: Parameters,
+    trials: Sequence[Trial],
+    converged: bool,
+) -> list[str]:
+    """What a person should know about the outcome."""
+    notes = []
+    # A lower temperature makes up for a larger scale: only the two together say how much it is.
+    typical = (tuned.sigma2 * space.typical * tuned.temperature.square()).tolist()
+    zero = [layer for layer, value in zip(layers, typical, strict=True) if value < 1e-6]
+    infinite = [layer for layer, value in zip(layers, typical, strict=True) if value > 1e6]
+    if float(tuned.sigma2[0] * space.typical[0]) < 2 * _INPUT_FLOOR:
+        notes.append(
+            f"sigma2 of the input ran towards zero and was held at {float(tuned.sigma2[0]):.2g}, "
+            "where no prediction at the data notices it: this objective sees no use for variance "
+            "there. Confidence still goes to 1/C, but further out; objective='ood' with "
+            "outliers of your own brings that nearer"
+        )
+    if zero:
+        notes.append(
+            f"sigma2 ran to zero for {zero}: these layers do not help to tell the outliers from "
+            "the data, or hurt the likelihood. Nothing is wrong; leave them out to save time"
+        )
+    if infinite:
+        notes.append(
+            f"sigma2 ran to infinity for {infinite}: predictions at the data are drowned there. "
+            "The base is worse than guessing on these targets, or the labels do not belong to the "
+            "inputs, or ood_weight is far too large"
+        )
+    if trials and all(trial.increase > 0 for trial in trials) and trials[-1].weight == 0:
+        notes.append(
+            "no weight of the outliers stays within the calibration budget; the variance was "
+            "shrunk until it does. Allow a larger increase, or use temperature=True"
+        )
+    if not converged:
+        notes.append("the search ended before its gradient vanished; the result may be improved")
+    return notes
