@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from . import bases, gram, prediction
+from . import bases, gram, prediction, tuning
 
 OUT = Path("build/benchmarks/results.json")
 
@@ -23,7 +23,7 @@ def main() -> None:
             "torch": torch.__version__,
         }
     }
-    for benchmark in (prediction, bases, gram):
+    for benchmark in (prediction, bases, gram, tuning):
         name = benchmark.__name__.rpartition(".")[2]
         results[name] = benchmark.run()
         print(f"\n{benchmark.__doc__.strip()}")

@@ -26,11 +26,16 @@ def dscs_sum(x: Tensor, y: Tensor, c: float = 0.0) -> float:
     return math.fsum(right + left) / len(pairs)
 
 
+def standardised(h: Tensor, training: Tensor) -> Tensor:
+    """By the training data's moments; a unit that never varied by its layer's median spread."""
+    h, training = h.flatten(1).double(), training.flatten(1).double()
+    std = training.std(0, correction=0)
+    return (h - training.mean(0)) / torch.where(std > 0, std, std[std > 0].median())
+
+
 def unit_variance(h: Tensor, training: Tensor) -> Tensor:
     """u of one representation: standardise by the training data, then the mean of |z|^3 / 3."""
-    h, training = h.flatten(1).double(), training.flatten(1).double()
-    mean, std = training.mean(0), training.std(0, correction=0)
-    return ((h - mean) / std).abs().pow(3).mean(1) / 3
+    return standardised(h, training).abs().pow(3).mean(1) / 3
 
 
 def jacobian(network: nn.Module, x: Tensor) -> Tensor:

@@ -139,7 +139,7 @@ def like_data(x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
     Images are inputs ``(B, C, H, W)`` with one to four channels and at least eight pixels a side;
     each channel's bounds are those of the batch.
     """
-    if x.dim() != 4 or x.shape[1] > 4 or min(x.shape[2:]) < 8:
+    if x.dim() != 4 or x.shape[1] > 4 or min(x.shape[2:]) < 8 or len(x) == 0:
         return permuted(x, generator=generator)
     low, high = x.amin((0, 2, 3)), x.amax((0, 2, 3))
     high = torch.where(high > low, high, low + 1)

@@ -201,3 +201,22 @@ def test_on_a_gpu(built: Built, task: Task, x: Tensor) -> None:
     torch.testing.assert_close(
         p.cpu(), rgpr.RGPR(built[1]).fit([task.train.tensors[0]])(x), atol=1e-3, rtol=0
     )
+
+
+def test_tuning_takes_every_base(model: rgpr.RGPR, built: Built, task: Task) -> None:
+    """Both objectives that need predictions alone, the closed form and Monte Carlo."""
+    if built[0] in REGRESSORS:
+        data = [regression_data(task)]
+        for objective in ("likelihood", "ood"):
+            result = model.tune(data, objective)
+            assert result.after >= result.before
+            assert (model.sigma2 > 0).any()
+        return
+    data = [(task.test[0][:150], task.test[1][:150])]
+    for objective, link in (("likelihood", "probit"), ("ood", "probit"), ("ood", "mc")):
+        model.sigma2 = 0.01
+        result = model.tune(data, objective, link_approx=link, n_samples=5)
+        assert result.after >= result.before
+        assert result.sigma2["input"] > 0
+    confidence = result.metrics["mean confidence at outliers"]
+    assert confidence[1] < confidence[0]

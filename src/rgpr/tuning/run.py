@@ -167,7 +167,7 @@ def tune(
             weight, optimum, trials = largest_weight(
                 solve, lambda o: budget.spent(validation, space.parameters(o.z)), increase
             )
-            tuned = _within(budget, validation, space.parameters(optimum.z), base)
+            tuned = _within(budget, validation, space.parameters(optimum.z))
         else:
             optimum = solve(weight or 0.0, None)
             tuned = space.parameters(optimum.z)
@@ -187,7 +187,7 @@ def tune(
     at_outliers = None if outliers is None else outliers.u
     notes = _notes(model.layers, space, tuned, trials, optimum.converged)
     for note in notes:
-        warnings.warn(note, stacklevel=3)
+        warnings.warn(note, stacklevel=5)  # through the decorators of RGPR.tune
     return TuningResult(
         objective=objective,
         before=before,
@@ -337,15 +337,14 @@ def _goal(
     return goal
 
 
-def _within(budget: Budget, outputs: Outputs, tuned: Parameters, base: Parameters) -> Parameters:
-    """The tuned parameters, or the largest part of them that is within the budget."""
-    share = 1.0
-    while budget.spent(outputs, tuned) > budget.increase and share > 1e-12:
+def _within(budget: Budget, outputs: Outputs, tuned: Parameters) -> Parameters:
+    """The tuned parameters, or as much of them as the budget allows."""
+    share, found = 1.0, tuned
+    # Towards the base's own predictions, which cost nothing; never all the way.
+    while budget.spent(outputs, found) > budget.increase and share > 1e-15:
         share /= 2
-        # Towards the base's own predictions, which cost nothing.
-        warmer = (share * tuned.temperature.log()).exp()
-        tuned = Parameters(tuned.sigma2 / 2, warmer, tuned.noise)
-    return tuned if share > 1e-12 else base
+        found = Parameters(share * tuned.sigma2, tuned.temperature**share, tuned.noise)
+    return found
 
 
 def _metrics(

@@ -1,0 +1,403 @@
+"""What tuning does to a trained model, what it keeps, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+import rgpr
+from networks import Task, convolutional, mlp
+from rgpr import noise
+from rgpr.data import Reservoir
+from rgpr.metrics import accuracy, confidence, ece, nll
+from rgpr.tuning.budget import largest_weight
+from rgpr.tuning.optimize import Optimum, maximise
+from rgpr.tuning.outputs import Outputs, Parameters
+
+quiet = pytest.mark.filterwarnings("ignore:sigma2")
+
+
+@pytest.fixture
+def model(digits: Task) -> rgpr.RGPR:
+    return rgpr.RGPR(digits.network).fit(digits.loader())
+
+
+@pytest.fixture
+def validation(digits: Task) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(digits.x[:250], digits.y[:250]), batch_size=64)
+
+
+def summary(model: rgpr.RGPR, digits: Task, link: str = "probit") -> dict[str, float]:
+    x, y = digits.x[250:], digits.y[250:]
+    noisy = noise.uniform(x, generator=torch.Generator().manual_seed(7))
+
+    @torch.no_grad()
+    def predict(x: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        return model(x, link_approx=link, n_samples=200, generator=generator)
+
+    return {
+        "accuracy": accuracy(predict(x), y),
+        "noise": float(confidence(predict(noisy)).mean()),
+        "far": float(confidence(predict(50 * x)).mean()),
+    }
+
+
+@quiet
+@pytest.mark.parametrize("link_approx", ["probit", "mc"])
+def test_tuning_for_outliers_helps_on_digits(
+    model: rgpr.RGPR, digits: Task, validation: DataLoader[Any], link_approx: str
+) -> None:
+    untuned = summary(model, digits, link_approx)
+    model.sigma2 = 0
+    base = summary(model, digits, link_approx)
+    model.sigma2 = 1e-4
+    result = model.tune(validation, "ood", link_approx=link_approx)
+    tuned = summary(model, digits, link_approx)
+    assert tuned["accuracy"] >= base["accuracy"] - (0.01 if link_approx == "mc" else 0)
+    # Noise is already far for the untuned input layer; outliers that are near pull less at it.
+    assert tuned["noise"] < 0.25 < base["noise"] - 0.3
+    assert tuned["far"] < 0.3 < untuned["far"] < base["far"]
+    assert result.seen == (250, 250)
+
+
+@quiet
+@pytest.mark.parametrize("temperature", [False, True])
+@pytest.mark.parametrize("metric", ["nll", "ece"])
+def test_the_budget_is_kept(
+    model: rgpr.RGPR, digits: Task, validation: DataLoader[Any], metric: str, temperature: bool
+) -> None:
+    model.sigma2 = 0
+    base = summary(model, digits)
+    measure = {"nll": nll, "ece": ece}[metric]
+    x, y = digits.x[:250], digits.y[:250]
+    with torch.no_grad():
+        before = measure(model(x), y)
+    increase = 0.01
+    options = {f"max_{metric}_increase": increase, "temperature": temperature}
+    result = model.tune(validation, "ood", **options)
+    with torch.no_grad():
+        after = measure(model(x), y)
+    assert after <= before + increase + 1e-5
+    assert after == pytest.approx(result.metrics[f"validation {metric.upper()}"][1], abs=1e-5)
+    tuned = summary(model, digits)
+    assert tuned["accuracy"] == base["accuracy"]
+    assert tuned["noise"] < base["noise"] - 0.2
+    assert tuned["far"] < base["far"] - 0.2
+    # The weight is the largest: twice as much is beyond the budget.
+    assert result.ood_weight is not None
+    assert any(t.increase > increase for t in result.trials)
+    above = [t.weight for t in result.trials if t.increase > increase]
+    assert (
+        result.ood_weight < min(w for w in above if w > result.ood_weight) < 2 * result.ood_weight
+    )
+
+
+def test_a_budget_that_cannot_be_kept_leaves_the_base(digits: Task) -> None:
+    """Labels that are all one class: no variance helps, and no weight is small enough."""
+    model = rgpr.RGPR(digits.network).fit(digits.loader())
+    with torch.no_grad():
+        sure = model(digits.x).amax(1) > 0.999
+    x = digits.x[sure]
+    y = digits.network(x).argmax(1)
+    with pytest.warns(UserWarning, match="no weight of the outliers"):
+        model.tune([(x, y)], "ood", ood=[x], max_ece_increase=0.0)
+    with torch.no_grad():
+        base = ece(digits.network(x).softmax(1), y)
+        assert ece(model(x), y) <= base + 1e-6
+
+
+@quiet
+def test_everything_but_the_scales_stays(model: rgpr.RGPR, validation: DataLoader[Any]) -> None:
+    network = model.posterior.network
+    network.train()
+    before = copy.deepcopy(model.state_dict())
+    model.tune(validation, "ood")
+    after = model.state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"residual.sigma2"}
+    assert network.training
+    assert not any(m._forward_hooks for m in network.modules())
+    model.tune(validation, "ood", temperature=True)
+    assert not torch.equal(model.state_dict()["_temperature"], before["_temperature"])
+    network.eval()
+
+
+@quiet
+def test_under_inference_mode(model: rgpr.RGPR, validation: DataLoader[Any]) -> None:
+    with torch.inference_mode():
+        model.tune(validation)
+    assert not model.sigma2.is_inference()
+
+
+def endless(x: Tensor) -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    for _ in itertools.count():
+        yield noise.uniform(x, generator=generator)
+
+
+@quiet
+def test_outliers_from_anywhere(model: rgpr.RGPR, validation: DataLoader[Any]) -> None:
+    x = torch.zeros(40, 64)
+    from_generator = model.tune(validation, "ood", ood=endless(x))
+    assert from_generator.seen == (250, 280)  # the first batch that fills it
+    loader = noise.NoiseLoader(noise.far_away, validation, alpha=3.0)
+    assert model.tune(validation, "ood", ood=loader).seen == (250, 250)
+    alone = model.tune(validation, "ood", ood=[(x + 1, "labels are not looked at")])
+    assert alone.seen == (250, 40)
+    far = model.tune(validation, "ood", ood=[1e15 * torch.rand(40, 64)])
+    assert far.metrics["mean confidence at outliers"][1] < 0.11
+
+
+@quiet
+def test_images_get_smoothed_noise() -> None:
+    x, y = torch.rand(60, 2, 8, 8), torch.randint(3, (60,))
+    model = rgpr.RGPR(convolutional()).fit([x])
+    default = model.tune([(x, y)], "ood", seed=4)
+    model.sigma2 = 1.0
+    own = noise.NoiseLoader(noise.like_data, [x], seed=4)
+    assert model.tune([(x, y)], "ood", ood=own, seed=4).after == pytest.approx(default.after)
+
+
+@quiet
+def test_large_sets_are_thinned(model: rgpr.RGPR, digits: Task) -> None:
+    loader = [(digits.x, digits.y)] * 40
+    full = model.tune(loader, max_examples=None)
+    thinned = model.tune(loader, max_examples=2000)
+    assert full.examples == (40 * len(digits.x), 0)
+    assert thinned.examples == (2000, 0)
+    assert thinned.seen == full.seen == full.examples
+    assert "2000 of" in str(thinned)
+    assert thinned.after == pytest.approx(full.after, abs=0.05)
+
+
+@quiet
+def test_memory_is_bounded_whatever_is_asked(
+    model: rgpr.RGPR, digits: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rgpr.tuning.outputs._BYTES", 100 * (20 + 3 + 1) * 8)
+    assert model.tune([(digits.x, digits.y)], max_examples=None).examples == (100, 0)
+
+
+def test_evaluating_in_parts_changes_nothing(
+    model: rgpr.RGPR, digits: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = model.tune([(digits.x, digits.y)], "ood")
+    start = model.sigma2
+    monkeypatch.setattr("rgpr.tuning.outputs._CHUNK", 10 * 37)
+    model.sigma2 = start
+    parts = model.tune([(digits.x, digits.y)], "ood")
+    assert parts.after == pytest.approx(whole.after, abs=1e-6)
+
+
+def test_a_reservoir_is_even_and_aligned() -> None:
+    hits = torch.zeros(100)
+    for seed in range(300):
+        kept = Reservoir(10, seed=seed)
+        for part in torch.arange(100).split(7):
+            kept.add(part, 2 * part)
+        first, second = kept.items
+        assert len(first) == 10
+        assert len(set(first.tolist())) == 10
+        assert kept.seen == 100
+        assert torch.equal(second, 2 * first)
+        hits[first] += 1
+    assert hits.mean() == 30
+    assert (hits - 30).abs().max() < 4.5 * (300 * 0.1 * 0.9) ** 0.5
+    few = Reservoir(10)
+    few.add(torch.arange(4))
+    assert few.items[0].tolist() == [0, 1, 2, 3]
+    assert Reservoir(3).items == ()
+
+
+def test_the_cache_predicts_what_the_model_predicts(model: rgpr.RGPR, digits: Task) -> None:
+    model.temperature = 1.7
+    result = model.tune([(digits.x, digits.y)])
+    p = model(digits.x)
+    assert result.metrics["validation NLL"][1] == pytest.approx(nll(p, digits.y), abs=1e-5)
+    assert result.temperature == pytest.approx(1.7)
+
+
+@pytest.mark.parametrize("link_approx", ["probit", "mc", "bridge"])
+def test_temperature_cannot_touch_the_limit_nor_the_class(
+    model: rgpr.RGPR, digits: Task, link_approx: str
+) -> None:
+    options = {"link_approx": link_approx, "n_samples": 2000}
+    x = digits.x
+    plain = model(x, generator=torch.Generator().manual_seed(0), **options)
+    model.temperature = 0.5
+    sharp = model(x, generator=torch.Generator().manual_seed(0), **options)
+    assert (plain.argmax(1) == sharp.argmax(1)).float().mean() > 0.99
+    assert sharp.amax(1).mean() > plain.amax(1).mean()
+    far = model(1e12 * x, generator=torch.Generator().manual_seed(0), **options)
+    assert (far - 0.1).abs().max() < (0.05 if link_approx == "mc" else 1e-3)
+    samples = model.predictive_samples(x, 2000, torch.Generator().manual_seed(0))
+    if link_approx == "mc":
+        torch.testing.assert_close(samples.softmax(-1).mean(0).float(), sharp)
+
+
+def test_temperature_is_saved_and_keeps_its_digits(tmp_path: Path) -> None:
+    x = torch.randn(30, 4)
+    model = rgpr.RGPR(mlp()).fit([x])
+    model.temperature = 1 / 3
+    model.save(tmp_path / "m.safetensors")
+    again = rgpr.load(tmp_path / "m.safetensors", mlp())
+    assert torch.equal(again(x), model(x))
+    assert float(again.temperature) == 1 / 3
+    assert float(model.half().temperature) == 1 / 3
+    for bad in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="temperature = "):
+            model.temperature = bad
+
+
+def test_regression_samples_have_no_temperature() -> None:
+    x = torch.randn(30, 4)
+    model = rgpr.RGPR(mlp(), likelihood="regression").fit([x])
+    before = model.predictive_samples(x, 5, torch.Generator().manual_seed(0))
+    model.temperature = 3.0
+    assert torch.equal(model.predictive_samples(x, 5, torch.Generator().manual_seed(0)), before)
+
+
+def test_warnings_say_what_ran_away(model: rgpr.RGPR, digits: Task) -> None:
+    with torch.no_grad():
+        right = digits.network(digits.x).argmax(1)
+    with pytest.warns(UserWarning, match=r"input ran towards zero.*no prediction at the data"):
+        result = model.tune([(digits.x, right)])
+    assert any("ran to zero for ['1', '3']" in warning for warning in result.warnings)
+    assert float(model.sigma2[0]) > 0
+    p = model(1e9 * digits.x)
+    assert (p - 0.1).abs().max() < 0.01  # the guarantee outlives the objective
+    wrong = (right + torch.randint(1, 10, right.shape)) % 10
+    with pytest.warns(UserWarning, match="ran to infinity"):
+        model.tune([(digits.x, wrong)])
+
+
+def test_the_result_reads_and_draws(
+    model: rgpr.RGPR, validation: DataLoader[Any], tmp_path: Path
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = model.tune(validation, "ood", temperature=True, max_ece_increase=0.01)
+    text = str(result)
+    for part in ("ood:", "converged", "temperature", "input", "within the budget", "250 outliers"):
+        assert part in text
+    assert result.history == sorted(result.history)
+    assert len(result.trials) > 2
+    result.plot(tmp_path / "tuning.png")
+    assert (tmp_path / "tuning.png").read_bytes().startswith(b"\x89PNG")
+    assert list(result.sigma2) == model.layers
+
+
+def test_without_a_fit_nothing_is_tuned() -> None:
+    with pytest.raises(RuntimeError, match="not fitted"):
+        rgpr.RGPR(mlp()).tune([(torch.randn(3, 4), torch.zeros(3).long())])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"objective": "best"}, "'likelihood', 'ood', 'marginal-likelihood'"),
+        ({"link_approx": "bridge"}, "'probit', 'mc'"),
+        ({"ood": []}, "does not use them"),
+        ({"objective": "ood", "ood_weight": -1.0}, "ood_weight = -1"),
+        ({"max_ece_increase": 0.1}, "has none"),
+        (
+            {"objective": "ood", "max_ece_increase": 0.1, "max_nll_increase": 0.1},
+            "not both",
+        ),
+        ({"objective": "ood", "max_ece_increase": -0.1}, "not be negative"),
+        ({"objective": "marginal-likelihood", "temperature": True}, "no temperature"),
+        ({"noise": 0.1}, "regression"),
+        ({"objective": "ood", "ood": []}, "no batch"),
+        ({"objective": "ood", "ood": [torch.full((3, 64), float("nan"))]}, "batch 0.*not finite"),
+    ],
+)
+def test_options_that_do_not_fit(model: rgpr.RGPR, options: dict[str, Any], message: str) -> None:
+    before = model.sigma2
+    with pytest.raises(ValueError, match=message):
+        model.tune([(torch.rand(9, 64), torch.zeros(9).long())], **options)
+    assert torch.equal(model.sigma2, before)
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (torch.full((9,), 10), "from 10 to 10.*0 to 9"),
+        (torch.zeros(9), r"float32.*whole numbers"),
+        (torch.zeros(9, 10).long(), r"\(9, 10\).*class indices"),
+        (torch.zeros(8).long(), r"\(8,\) for 9 inputs"),
+    ],
+)
+def test_targets_that_do_not_fit(model: rgpr.RGPR, y: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match="batch 0.*" + message):
+        model.tune([(torch.rand(9, 64), y)])
+
+
+def test_regression_has_no_class_probabilities() -> None:
+    x, y = torch.randn(30, 4), torch.randn(30, 2)
+    model = rgpr.RGPR(mlp(4, 2), likelihood="regression").fit([x])
+    for options in ({"temperature": True}, {"link_approx": "mc"}):
+        with pytest.raises(ValueError, match="is a regression"):
+            model.tune([(x, y)], **options)
+    with pytest.raises(ValueError, match=r"expected \(B, 2\)"):
+        model.tune([(x, y[:, 0])])
+    with pytest.raises(ValueError, match="targets that are not finite"):
+        model.tune([(x, y / 0)])
+
+
+def test_a_network_that_overflows_is_named() -> None:
+    x = torch.randn(30, 4)
+    model = rgpr.RGPR(mlp()).fit([x])
+    with pytest.raises(ValueError, match="outliers: the network overflows on batch 1"):
+        model.tune([(x, torch.zeros(30).long())], "ood", ood=[x, 3e38 * torch.ones(2, 4)])
+
+
+def test_the_search_finds_the_top_of_a_hill_it_does_not_start_on() -> None:
+    """Flat where it starts; one of several starts sees the slope."""
+    top = torch.tensor([2.0, -1.0]).double()
+
+    def objective(z: Tensor) -> list[Tensor]:
+        return [torch.exp(-(z - top).square().sum() / 4)]
+
+    start, bound = torch.full((2,), -22.0).double(), torch.full((2,), 23.0).double()
+    stuck = maximise(objective, [start], -bound, bound, switchable=0)
+    assert stuck.value < 1e-6
+    found = maximise(objective, [start, 0 * start], -bound, bound, switchable=2)
+    torch.testing.assert_close(found.z, top, atol=1e-3, rtol=0)
+    assert found.converged
+    assert found.history[-1] == pytest.approx(1.0, abs=1e-6)
+    hurried = maximise(objective, [0 * start], -bound, bound, switchable=0, iterations=1)
+    assert not hurried.converged
+
+
+def test_the_largest_weight_by_hand() -> None:
+    """A cost that grows with the weight crosses the budget at 0.7."""
+
+    def solve(weight: float, near: Optimum | None) -> Optimum:
+        return Optimum(torch.tensor([weight]), 0.0)
+
+    weight, optimum, trials = largest_weight(solve, lambda o: float(o.z), 0.7)
+    assert 0.65 < weight <= 0.7
+    assert float(optimum.z) == pytest.approx(weight)
+    assert all(t.increase == pytest.approx(t.weight) for t in trials)
+    assert largest_weight(solve, lambda o: 0.0, 0.7)[0] == 100
+    assert largest_weight(solve, lambda o: 1.0, 0.7)[0] == 0
+
+
+def test_zero_variance_has_a_gradient_under_monte_carlo() -> None:
+    zeros = torch.zeros(4, 2, dtype=torch.float64)
+    outputs = Outputs(zeros, torch.randn(4, 5, 3), torch.randn(4, 5, 3), None, 4)
+    sigma2 = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    one = torch.ones((), dtype=torch.float64)
+    outputs.log_probabilities(Parameters(sigma2, one, one)).sum().backward()
+    assert sigma2.grad is not None
+    assert torch.equal(sigma2.grad, torch.zeros(2).double())
