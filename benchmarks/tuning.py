@@ -3,7 +3,9 @@
 The procedure as one writes it from the paper, with laplace-torch for the base: 50 epochs of Adam
 over batches of validation images and outliers, and at every step two passes through the network
 (one for its representations, one inside laplace-torch), the base's Gaussian from its Jacobians,
-and the DSCS kernel of every representation by the paper's polynomial.
+and the DSCS kernel of every representation by the paper's polynomial. The last layer's Laplace is
+diagonal: of laplace-torch's structures the one it predicts with fastest, six times as fast here as
+the Kronecker-factored one.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ def run() -> dict[str, Any]:
         warnings.simplefilter("ignore")
         from laplace import Laplace
 
-        la = Laplace(network, "classification", "last_layer", "kron")
+        la = Laplace(network, "classification", "last_layer", "diag")
         la.fit(training)
+        la.prior_precision = 100.0  # a wider prior drowns the predictions of 1024 features
         model = RGPR(la).fit(training, progress=False)
         start = model.sigma2
 
@@ -75,7 +78,7 @@ def run() -> dict[str, Any]:
 
 def written_out(la: Any, model: RGPR, validation: DataLoader[Any], out: DataLoader[Any]) -> Tensor:
     """The paper's procedure, every step through the network."""
-    standardizers = model.residual.standardizers
+    coordinates = model.residual.coordinates
     modules = dict(la.model.model.named_modules())
     seen: dict[str, Tensor] = {}
 
@@ -94,7 +97,7 @@ def written_out(la: Any, model: RGPR, validation: DataLoader[Any], out: DataLoad
         v = 0.0
         for index, layer in enumerate(model.layers):
             h = x if layer == "input" else seen[layer]
-            z = (h.flatten(1) - standardizers[index].mean) / standardizers[index].scale
+            z = (h.flatten(1) - coordinates[index].mean) / coordinates[index].scale
             v = v + double_sided_spline(z, z, log_sigma2[index].exp())
         mean, covariance = la._glm_predictive_distribution(x)
         variance = covariance.diagonal(dim1=1, dim2=2) + v[:, None]

@@ -133,7 +133,7 @@ def test_a_network_may_change_its_input_in_place() -> None:
     before = x.clone()
     model = RGPR(network).fit([x])
     assert torch.equal(x, before)
-    torch.testing.assert_close(model.residual.standardizers[0].mean, before.mean(0))
+    torch.testing.assert_close(model.residual.coordinates[0].mean, before.mean(0))
     p = model(x)
     assert torch.equal(x, before)
     assert torch.equal(model(x), p)
@@ -219,7 +219,7 @@ def test_fit_does_not_depend_on_batches() -> None:
     a = RGPR(network).fit(x.split(301))
     for batches in (x.split(7), x.flip(0).split(64)):
         b = RGPR(network).fit(batches)
-        for sa, sb in zip(a.residual.standardizers, b.residual.standardizers, strict=True):
+        for sa, sb in zip(a.residual.coordinates, b.residual.coordinates, strict=True):
             scale = sa.scale
             torch.testing.assert_close(sa.mean / scale, sb.mean / scale, rtol=0, atol=2e-6)
             torch.testing.assert_close(scale, sb.scale, rtol=2e-6, atol=0)
@@ -430,7 +430,7 @@ def test_it_is_an_ordinary_module() -> None:
     assert torch.equal(twin(x), p)
     torch.testing.assert_close(twin.double()(x.double()), p.double(), rtol=1e-5, atol=1e-6)
     half = copy.deepcopy(model).bfloat16()
-    assert half.residual.standardizers[0].mean.dtype == torch.float32
+    assert half.residual.coordinates[0].mean.dtype == torch.float32
     assert half(x.bfloat16()).dtype == torch.bfloat16
     torch.testing.assert_close(half(x.bfloat16()).float(), p, atol=0.02, rtol=0)
     assert "likelihood='classification', layers=['input', '1', '3']" in repr(model)

@@ -3,19 +3,19 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rgpr.coordinates import Standardizer
 from rgpr.kernels import dscs_diag
 from rgpr.residual import Residual
-from rgpr.standardize import Standardizer
 
 
 def residual(sigma2: list[float] | None = None) -> Residual:
-    standardizers = [Standardizer(torch.randn(n), torch.rand(n) + 0.5) for n in (3, 8)]
-    return Residual(standardizers, None if sigma2 is None else torch.tensor(sigma2))
+    coordinates = [Standardizer(torch.randn(n), torch.rand(n) + 0.5) for n in (3, 8)]
+    return Residual(coordinates, None if sigma2 is None else torch.tensor(sigma2))
 
 
 def test_u_is_the_kernel_of_the_standardised_representation() -> None:
     r, h = residual(), torch.randn(5, 2, 4)
-    z = (h.flatten(1).double() - r.standardizers[1].mean) / r.standardizers[1].scale
+    z = (h.flatten(1).double() - r.coordinates[1].mean) / r.coordinates[1].scale
     u = r.unit_variance(1, h)
     assert u.dtype == torch.float64
     torch.testing.assert_close(u, dscs_diag(z), rtol=1e-5, atol=0)

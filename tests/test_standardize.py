@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rgpr.standardize import Moments, Standardizer
+from rgpr.coordinates import Standardizer
+from rgpr.standardize import Moments
 
 
 def moments_of(batches: list[torch.Tensor]) -> Moments:

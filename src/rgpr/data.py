@@ -17,6 +17,7 @@ __all__ = [
     "check_logits",
     "check_rows",
     "inputs",
+    "inputs_and_targets",
     "labelled",
     "network_dtype_device",
 ]
@@ -63,22 +64,27 @@ def labelled(
         TypeError: A batch has no targets.
         ValueError: The loader has no batch at all.
     """
+    pairs = inputs_and_targets(loader, progress=progress, description=description)
+    for x, target in pairs:
+        if target is None:
+            raise TypeError(
+                "a batch has no targets, and they are needed here; yield (x, y), or dicts with "
+                "the target under one of: " + ", ".join(_TARGET_KEYS)
+            )
+        yield x, target
+
+
+def inputs_and_targets(
+    loader: Iterable[Any], *, progress: bool, description: str
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Inputs of every batch, and its targets where it has any."""
     for batch in _batches(loader, progress=progress, description=description):
-        yield _input_of(batch), _target_of(batch)
-
-
-def _target_of(batch: Any) -> Tensor:
-    target: Any = None
-    if isinstance(batch, Mapping):
-        target = next((batch[key] for key in _TARGET_KEYS if key in batch), None)
-    elif isinstance(batch, list | tuple) and len(batch) > 1:
-        target = batch[1]
-    if not isinstance(target, Tensor):
-        raise TypeError(
-            "a batch has no targets, and they are needed here; yield (x, y), or dicts with the "
-            "target under one of: " + ", ".join(_TARGET_KEYS)
-        )
-    return target
+        target: Any = None
+        if isinstance(batch, Mapping):
+            target = next((batch[key] for key in _TARGET_KEYS if key in batch), None)
+        elif isinstance(batch, list | tuple) and len(batch) > 1:
+            target = batch[1]
+        yield _input_of(batch), target if isinstance(target, Tensor) else None
 
 
 def _input_of(batch: Any) -> Tensor:

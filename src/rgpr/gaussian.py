@@ -20,6 +20,7 @@ __all__ = [
     "Gaussian",
     "ScaledGaussian",
     "standard_normal",
+    "symmetric_normal",
 ]
 
 
@@ -30,6 +31,26 @@ def standard_normal(
     device = like.device if generator is None else generator.device
     noise = torch.randn(shape, generator=generator, device=device, dtype=torch.float64)
     return noise.to(like.device)
+
+
+def symmetric_normal(
+    n_samples: int, shape: tuple[int, int], like: Tensor, generator: torch.Generator | None
+) -> Tensor:
+    """Standard normal noise ``(S, B, C)`` that prefers no class, for every ``S``.
+
+    Each vector that is drawn appears in all its cyclic shifts (a single output with both signs):
+    a shift of independent normals is as likely as they are, so every sample has the right law, but
+    among the ``C`` shifts of one vector every class is the largest exactly once. If ``C`` does not
+    divide ``S``, the last vector lacks some of its shifts.
+    """
+    rows, outputs = shape
+    if outputs == 1:
+        half = standard_normal(((n_samples + 1) // 2, rows, 1), like, generator)
+        return torch.stack([half, -half], 1).flatten(0, 1)[:n_samples]
+    drawn = standard_normal((math.ceil(n_samples / outputs), rows, outputs), like, generator)
+    index = torch.arange(outputs, device=like.device)
+    shifts = drawn[..., (index[:, None] + index) % outputs]  # (J, B, shift, C)
+    return shifts.transpose(1, 2).flatten(0, 1)[:n_samples]
 
 
 class Gaussian(ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -9,23 +10,26 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from .coordinates import RESIDUALS, Collector, Coordinates, ResidualRecipe, Strategy
 from .data import (
     Reservoir,
     check_batch,
     check_input,
     check_logits,
     check_rows,
-    inputs,
+    inputs_and_targets,
     network_dtype_device,
 )
-from .gaussian import Gaussian, standard_normal
+from .gaussian import Gaussian, standard_normal, symmetric_normal
 from .hooks import evaluating, full_precision, plain_module
 from .posteriors import Posterior, as_posterior
+from .posteriors.base import outputs_of
 from .predictive import bridge, monte_carlo, probit
 from .representations import LayerChoice, capture, check_layers
 from .residual import Residual
-from .standardize import Moments, StableBuffers, Standardizer
+from .standardize import StableBuffers
 from .storage import check_same_network, read, write
+from .tuning.outputs import check_target
 from .tuning.result import TuningResult
 from .tuning.run import tune
 
@@ -53,6 +57,8 @@ class RGPR(StableBuffers):
             hidden stages, names of modules, globs, or a function of (name, module) to bool.
         likelihood: ``"classification"`` or ``"regression"``; by default what ``base`` was
             fitted for, else classification.
+        residual: ``"paper"``, ``"adaptive"`` or a :class:`rgpr.coordinates.ResidualRecipe`: in
+            which coordinates the distance from the data is measured.
         nan: What a row with a NaN gets: ``"propagate"`` (NaN, in that row alone) or ``"raise"``,
             which has to wait for the device at every call.
 
@@ -78,9 +84,13 @@ class RGPR(StableBuffers):
         layers: LayerChoice = "auto",
         likelihood: str | None = None,
         *,
+        residual: str | ResidualRecipe = "paper",
         nan: str = "propagate",
     ) -> None:
         super().__init__()
+        if isinstance(residual, str):
+            residual = RESIDUALS[_one_of("residual", residual, tuple(RESIDUALS))]
+        self.recipe = residual
         self.posterior = as_posterior(base)
         fitted_for = self.posterior.likelihood
         self.likelihood = _one_of(
@@ -117,8 +127,9 @@ class RGPR(StableBuffers):
 
         Args:
             train_loader: Yields ``(x, y)``, ``x`` or dicts; batches are moved to the network's
-                device. Labels are not looked at.
-            r: Factor on the standard deviations, see :class:`rgpr.standardize.Standardizer`.
+                device. Labels are looked at by prototypes alone, which take the network's own
+                predictions where there are none.
+            r: Factor on the standard deviations, see :class:`rgpr.coordinates.Standardizer`.
             progress: Show a progress bar where there is a terminal.
 
         Returns:
@@ -134,19 +145,23 @@ class RGPR(StableBuffers):
         network = self.posterior.network
         device = network_dtype_device(network)[1]
         layers: list[str] = []
-        moments: list[Moments] = []
+        collectors: list[Collector] = []
         shape: torch.Size | None = None
-        dtypes: dict[int, torch.dtype] = {}
         probe = Reservoir(_PROBE)
+        waiting: list[tuple[Collector, Tensor]] = []
+        seen = 0
 
         def consume(index: int, h: Tensor) -> None:
             check_rows(layers[index], h, x)
-            moments[index].update(h)
-            dtypes[index] = h.dtype
+            collector = collectors[index]
+            if collector.needs_classes:
+                waiting.append((collector, collector.reduce(h).clone()))
+            else:
+                collector.update(collector.reduce(h), None, 1)
 
         with evaluating(network):
-            for number, batch in enumerate(
-                inputs(train_loader, progress=progress, description="rgpr fit")
+            for number, (batch, target) in enumerate(
+                inputs_and_targets(train_loader, progress=progress, description="rgpr fit")
             ):
                 x = batch if device is None else batch.to(device)
                 check_batch(number, x, network, shape)
@@ -154,7 +169,9 @@ class RGPR(StableBuffers):
                     continue
                 if shape is None:
                     layers = self.posterior.choose_layers(self._choice, x)
-                    moments = [Moments() for _ in layers]
+                    strategies = [self.recipe.input] + [self.recipe.hidden] * (len(layers) - 1)
+                    pairs = zip(strategies, layers, strict=True)
+                    collectors = [Collector(strategy, layer, r) for strategy, layer in pairs]
                     shape = x.shape[1:]
                 consume(0, x)
                 probe.add(x)
@@ -162,20 +179,37 @@ class RGPR(StableBuffers):
                     output = network(x.clone())  # it may change its input in place
                 if number == 0 and self.likelihood == "classification":
                     check_logits(output)
-                finite = torch.stack([m.squares.sum() for m in moments]).isfinite().tolist()
+                if waiting:
+                    y, classes = self._classes(output, target, x, number)
+                    for collector, h in waiting:
+                        collector.update(h, y, classes)
+                    waiting.clear()
+                seen += len(x)
+                finite = torch.stack([c.total for c in collectors]).isfinite().tolist()
                 if not all(finite):
                     raise ValueError(
                         f"batch {number}: layer '{layers[finite.index(False)]}' gives values that "
                         "are not finite; the network overflows on its own training data"
                     )
-        if not moments or moments[0].count < 2:
+        if seen < 2:
             raise ValueError("the loader gave fewer than two inputs; nothing can be standardised")
-        residual = Residual(
-            [Standardizer(m.mean, m.std, r=r, dtype=dtypes[i]) for i, m in enumerate(moments)]
-        )
+        residual = Residual([collector.finish() for collector in collectors])
         residual.sigma2 = self._harmless(layers, residual, *probe.items)
         self._layers, self._input_shape, self.residual = layers, shape, residual
         return self
+
+    def _classes(
+        self, output: Any, target: Tensor | None, x: Tensor, number: int
+    ) -> tuple[Tensor, int]:
+        """The class of each row and how many there are: labels, or the network's predictions."""
+        if self.likelihood == "regression":
+            return torch.zeros(len(x), dtype=torch.long, device=x.device), 1
+        outputs = outputs_of(output, x)
+        if target is not None:
+            y = check_target(target, outputs, self.likelihood, number).to(x.device)
+        else:
+            y = outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()
+        return y, max(2, outputs.shape[1])
 
     def _harmless(self, layers: Sequence[str], residual: Residual, probe: Tensor) -> Tensor:
         """Scales that add little at the data; see :meth:`fit`."""
@@ -332,7 +366,8 @@ class RGPR(StableBuffers):
         Args:
             x: ``(B, ...)``, of the shape, dtype and device that the network takes.
             link_approx: ``"probit"``, ``"mc"`` or ``"bridge"``; for classification.
-            n_samples: Number of samples for ``"mc"``.
+            n_samples: Number of samples for ``"mc"``. A multiple of the number of classes makes
+                the confidence far away exactly ``1 / C``.
             generator: Source of the samples for ``"mc"``.
             diagonal_output: For regression, return variances instead of covariances.
             pred_type: Only ``"glm"``, which laplace-torch's calls often name; to predict by
@@ -368,13 +403,26 @@ class RGPR(StableBuffers):
             return _set_limit(link(gaussian, v, self.temperature), limit)
 
     def predictive_samples(
-        self, x: Tensor, n_samples: int = 100, generator: torch.Generator | None = None
+        self,
+        x: Tensor,
+        n_samples: int = 100,
+        generator: torch.Generator | None = None,
+        *,
+        symmetric: bool = True,
     ) -> Tensor:
         """Samples of the logits (divided by the temperature) or outputs, ``(S, B, C)``, float64.
 
         A row at the limit (see :meth:`forward`) has samples at plus and minus infinity.
+
+        Args:
+            x: ``(B, ...)``.
+            n_samples: How many.
+            generator: Source of the samples.
+            symmetric: For classification, take the residual's noise in all its cyclic shifts, as
+                ``link_approx="mc"`` does: each sample has the same law, but they are not
+                independent of each other. ``False`` for samples that are.
         """
-        return self._samples(x, n_samples, generator)[0]
+        return self._samples(x, n_samples, generator, symmetric)[0]
 
     def variance(self, x: Tensor) -> Tensor:
         """The residual's variance ``v(x)``, ``(B,)`` in float64."""
@@ -412,7 +460,7 @@ class RGPR(StableBuffers):
         return torch.where(first.squeeze(1).isnan(), torch.nan, v)
 
     def _samples(
-        self, x: Tensor, n_samples: int, generator: torch.Generator | None
+        self, x: Tensor, n_samples: int, generator: torch.Generator | None, symmetric: bool = True
     ) -> tuple[Tensor, Tensor]:
         if not isinstance(n_samples, int) or n_samples < 1:
             raise ValueError(f"n_samples = {n_samples} must be a whole number, at least 1")
@@ -420,7 +468,11 @@ class RGPR(StableBuffers):
         v = self._residual_variance(x, u)
         limit = _at_limit(x, u, v, samples.isfinite().all(2).all(0))
         v = torch.where(limit, torch.inf, v)
-        noise = v.sqrt()[:, None] * standard_normal(tuple(samples.shape), samples, generator)
+        if self.likelihood == "classification" and symmetric:
+            noise = symmetric_normal(n_samples, (len(x), samples.shape[2]), samples, generator)
+        else:
+            noise = standard_normal(tuple(samples.shape), samples, generator)
+        noise = v.sqrt()[:, None] * noise
         # The noise alone at the limit: infinity minus infinity would be NaN.
         samples = torch.where(limit[:, None], 0.0, samples)
         # Zero times noise is exactly zero, so sigma2 = 0 gives the base's own samples.
@@ -448,13 +500,16 @@ class RGPR(StableBuffers):
         tensors = {f"network.{k}": t for k, t in posterior.network.state_dict().items()}
         tensors |= {f"posterior.{k}": t for k, t in posterior.own_tensors().items()}
         tensors |= {"sigma2": residual.sigma2, "temperature": self.temperature}
-        for index, standardizer in enumerate(residual.standardizers):
-            tensors |= {f"layer.{index}.{k}": t for k, t in standardizer.state_dict().items()}
+        every = [residual.at(index) for index in range(len(self._layers))]
+        for index, coordinates in enumerate(every):
+            tensors |= {f"layer.{index}.{k}": t for k, t in coordinates.state_dict().items()}
         about = {
             "posterior": posterior.kind,
             "config": posterior.config(),
             "likelihood": self.likelihood,
             "layers": self._layers,
+            "coordinates": [coordinates.config() for coordinates in every],
+            "residual": dataclasses.asdict(self.recipe),
             "input_shape": list(self._input_shape or ()),
             "nan": self.nan,
         }
@@ -493,10 +548,13 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
                 f"{sorted(Posterior.kinds)}; import the module that defines it, or upgrade rgpr"
             )
         posterior = Posterior.kinds[kind].from_saved(network, about["config"], part("posterior."))
-        model = RGPR(posterior, layers, about["likelihood"], nan=about["nan"])
-        parts = [part(f"layer.{index}.") for index in range(len(layers))]
-        standardizers = [Standardizer(t["mean"], t["scale"], dtype=t["mean"].dtype) for t in parts]
-        model.residual = Residual(standardizers, tensors["sigma2"])
+        recipe = _recipe_from_json(about["residual"])
+        model = RGPR(posterior, layers, about["likelihood"], residual=recipe, nan=about["nan"])
+        coordinates = [
+            Coordinates.from_saved(config, part(f"layer.{index}."))
+            for index, config in enumerate(about["coordinates"])
+        ]
+        model.residual = Residual(coordinates, tensors["sigma2"])
         model.temperature = tensors["temperature"]
         model._layers, model._input_shape = layers, torch.Size(about["input_shape"])
     except KeyError as missing:
@@ -523,6 +581,12 @@ def _read(
     with evaluating(posterior), capture(posterior.network, layers, consume):
         result = run(x)
     return result, torch.stack([columns[index] for index in range(len(layers))], dim=1)
+
+
+def _recipe_from_json(about: dict[str, Any]) -> ResidualRecipe:
+    return ResidualRecipe(
+        Strategy(**about["input"]), Strategy(**about["hidden"]), about["calibrate"]
+    )
 
 
 def _far(dtype: torch.dtype) -> float:

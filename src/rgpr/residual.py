@@ -1,10 +1,11 @@
 r"""The ReLU-GP residual: representations in, variance out.
 
 .. math:: v(x) = \sum_{l=0}^{L-1} \sigma_l^2\, u_l(x), \qquad
-          u_l(x) = k(\mathrm{std}(h_l), \mathrm{std}(h_l); 1)
+          u_l(x) = k(\psi_l(h_l), \psi_l(h_l); 1)
 
-with one DSCS kernel per representation; ``l = 0`` is the input and carries the theorem. ``v`` is
-linear in :math:`\sigma^2`, so ``u`` is all that tuning ever needs of the network.
+with one DSCS kernel per representation, in the coordinates of :mod:`rgpr.coordinates` (the
+paper's: standardised units); ``l = 0`` is the input and carries the theorem. ``v`` is linear in
+:math:`\sigma^2`, so ``u`` is all that tuning ever needs of the network.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from .coordinates import Coordinates
 from .kernels import mean_cube_
-from .standardize import StableBuffers, Standardizer
+from .standardize import StableBuffers
 
 __all__ = ["Residual"]
 
@@ -27,26 +29,31 @@ class Residual(StableBuffers):
     """A kernel for each representation, and their scales ``sigma2``.
 
     Args:
-        standardizers: One per representation, the input's first.
+        coordinates: One map per representation, the input's first.
         sigma2: ``(L,)``; zeros by default, which switches the residual off.
     """
 
-    standardizers: nn.ModuleList
+    coordinates: nn.ModuleList
     sigma2: Tensor
 
-    def __init__(self, standardizers: Sequence[Standardizer], sigma2: Tensor | None = None) -> None:
+    def __init__(self, coordinates: Sequence[Coordinates], sigma2: Tensor | None = None) -> None:
         super().__init__()
-        self.standardizers = nn.ModuleList(standardizers)
-        device = standardizers[0].mean.device
-        zeros = torch.zeros(len(standardizers), dtype=torch.float64, device=device)
+        self.coordinates = nn.ModuleList(coordinates)
+        device = next(coordinates[0].buffers()).device
+        zeros = torch.zeros(len(coordinates), dtype=torch.float64, device=device)
         self.register_buffer("sigma2", zeros if sigma2 is None else sigma2.to(zeros))
+
+    def at(self, index: int) -> Coordinates:
+        """The coordinates of one representation."""
+        coordinates: Coordinates = self.coordinates[index]  # type: ignore[assignment]
+        return coordinates
 
     def unit_variance(self, index: int, h: Tensor) -> Tensor:
         """``u_l(x)``: ``(B,)`` in float64, for representation ``index`` of shape ``(B, ...)``."""
-        standardize = self.standardizers[index]
+        beyond = self.at(index).beyond
 
         def u(rows: Tensor) -> Tensor:
-            return mean_cube_(standardize(rows).abs_()) / 3
+            return mean_cube_(beyond(rows)) / 3
 
         if h.device.type != "cpu" or torch.compiler.is_compiling():
             return u(h)
@@ -54,7 +61,7 @@ class Residual(StableBuffers):
         def u_on_cpu(rows: Tensor) -> Tensor:
             # Looking at a value costs nothing here: only rows that overflow need their peak out.
             # And no matrix product: its threads would keep those of the other operations waiting.
-            plain = standardize(rows).abs_().pow_(3).mean(-1)
+            plain = beyond(rows).pow_(3).mean(-1)
             return plain.double() / 3 if bool(plain.isfinite().all()) else u(rows)
 
         rows = max(1, _CACHED // max(1, h[:1].numel()))

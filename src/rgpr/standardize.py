@@ -1,13 +1,7 @@
-r"""Standardisation of a representation: :math:`h \mapsto (h - \text{mean}) / (r\,\text{std})`.
+r"""Streaming statistics of representations: one pass, whatever the size and order of the batches.
 
-The moments come from one pass. Each batch is reduced around its own mean and merged by the
-pairwise rule of Chan, Golub and LeVeque, in float64, so the result does not depend on the size or
-the order of the batches beyond rounding.
-
-**Units that never varied.** A dead unit or a constant pixel has no standard deviation to divide
-by, yet its firing is strong evidence of a strange input. It is measured in the scale of its
-layer: the median standard deviation of the units that did vary, or one if none did. A unit counts
-as constant when its spread is within the rounding of its own values.
+Each batch is reduced around its own mean and merged by the pairwise rule of Chan, Golub and
+LeVeque, in float64, so the result does not depend on how the data were cut beyond rounding.
 """
 
 from __future__ import annotations
@@ -15,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Moments", "StableBuffers", "Standardizer"]
+__all__ = ["ClassMoments", "Moments", "StableBuffers"]
 
 
 class StableBuffers(nn.Module):
@@ -36,20 +30,30 @@ class StableBuffers(nn.Module):
 
 
 class Moments:
-    """Running mean and sum of squared deviations of each unit, in float64."""
+    """Running mean, sum of squared deviations, smallest and largest value of each unit."""
 
     def __init__(self) -> None:
         self.count = 0
         self.mean = torch.zeros(0, dtype=torch.float64)
         self.squares = torch.zeros(0, dtype=torch.float64)
+        self.low = self.high = torch.zeros(0)
         self.resolution = 0.0
 
-    def update(self, h: Tensor) -> None:
-        """Take in a batch of shape ``(B, ...)``; every entry of one example is a unit."""
+    def update(self, h: Tensor, *, extremes: bool = False) -> None:
+        """Take in a batch of shape ``(B, ...)``; every entry of one example is a unit.
+
+        Args:
+            h: The batch.
+            extremes: Keep the smallest and largest values too.
+        """
         h = h.flatten(1)
         if len(h) == 0:
             return
         h = h.to(torch.promote_types(h.dtype, torch.float32))
+        if extremes:
+            low, high = torch.aminmax(h, dim=0)
+            self.low = torch.minimum(self.low, low) if self.count else low
+            self.high = torch.maximum(self.high, high) if self.count else high
         mean = h.mean(0, dtype=torch.float64)
         # Deviations from the rounded mean, corrected for its rounding: no float64 copy of h.
         deviation = h - mean.to(h.dtype)
@@ -76,29 +80,44 @@ class Moments:
         return torch.where(std <= 4 * self.resolution * self.mean.abs(), 0.0, std)
 
 
-class Standardizer(StableBuffers):
-    """Maps a representation ``(B, ...)`` to its standardised units ``(B, N)``.
+class ClassMoments:
+    r"""Running class means and the scatter within classes, of features ``(B, D)`` with labels.
 
-    Args:
-        mean: ``(N,)``.
-        std: ``(N,)``; a zero is replaced by the layer's own scale, see above.
-        r: The paper's factor on the standard deviation; larger makes the residual flatter.
-        dtype: Dtype to compute in, at least float32.
+    .. math:: \mu_c = \frac{1}{n_c} \sum_{y_n = c} h_n, \qquad
+              S = \sum_n (h_n - \mu_{y_n})(h_n - \mu_{y_n})^\top
+
+    Attributes:
+        counts: Examples of each class, ``(C,)``.
+        means: Mean of each class, ``(C, D)``; zero for one that was not seen.
+        scatter: Sum of the outer products of the deviations, ``(D, D)``.
     """
 
-    mean: Tensor
-    scale: Tensor
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+        self.counts = torch.zeros(0, dtype=torch.float64)
+        self.means = torch.zeros(0, dtype=torch.float64)
+        self.scatter = torch.zeros(0, dtype=torch.float64)
 
-    def __init__(
-        self, mean: Tensor, std: Tensor, *, r: float = 1.0, dtype: torch.dtype = torch.float32
-    ) -> None:
-        super().__init__()
-        varied = std > 0
-        layer_scale = std[varied].median() if bool(varied.any()) else std.new_ones(())
-        scale = r * torch.where(varied, std, layer_scale)
-        dtype = torch.promote_types(dtype, torch.float32)
-        self.register_buffer("mean", mean.to(dtype))
-        self.register_buffer("scale", scale.to(dtype))
+    def update(self, h: Tensor, y: Tensor) -> None:
+        """Take in a batch of features and the class index of each."""
+        h = h.double()
+        if self.counts.numel() == 0:
+            self.counts = h.new_zeros(self.classes)
+            self.means = h.new_zeros(self.classes, h.shape[1])
+            self.scatter = h.new_zeros(h.shape[1], h.shape[1])
+        # Of thousands of classes a batch holds a few.
+        present, index, counts = torch.unique(y, return_inverse=True, return_counts=True)
+        means = h.new_zeros(len(present), h.shape[1]).index_add_(0, index, h)
+        means = means / counts[:, None]
+        deviations = h - means[index]
+        before = self.counts[present]
+        delta = means - self.means[present]
+        share = (counts / (before + counts))[:, None]
+        self.scatter += deviations.T @ deviations + delta.T @ (delta * share * before[:, None])
+        self.means[present] += delta * share
+        self.counts[present] += counts
 
-    def forward(self, h: Tensor) -> Tensor:
-        return (h.flatten(1) - self.mean).div_(self.scale)
+    @property
+    def covariance(self) -> Tensor:
+        """Within classes, ``(D, D)``."""
+        return self.scatter / self.counts.sum().clamp_min(1)

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from ..data import check_batch, check_input, check_logits, labelled, network_dtype_device
 from ..hooks import evaluating, full_precision, plain_module, watching
 from ..representations import INPUT, LayerChoice, capture, check_layers, choose_layers
-from .class_moments import ClassMoments
+from ..standardize import ClassMoments
 
 __all__ = ["DETECTORS", "KNN", "Detector", "Energy", "Mahalanobis", "MaxSoftmax", "ViM"]
 

@@ -29,6 +29,7 @@ from gpytorch.kernels import Kernel, ScaleKernel
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..coordinates import Standardizer
 from ..data import check_batch, labelled, network_dtype_device
 from ..gaussian import DiagonalGaussian, Gaussian
 from ..hooks import evaluating, full_precision, plain_module
@@ -42,7 +43,7 @@ from ..posteriors.svdkl import (
     regression_targets,
 )
 from ..posteriors.svgp import RBFKernel, epochs_for
-from ..standardize import Moments, Standardizer
+from ..standardize import Moments
 
 __all__ = ["GPDSCS", "RIO", "BlightOtt", "GPResidual"]
 

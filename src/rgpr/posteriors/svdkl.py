@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from ..coordinates import Standardizer
 from ..data import check_batch, labelled, network_dtype_device
 from ..gaussian import DiagonalGaussian, Gaussian, standard_normal
 from ..hooks import evaluating, full_precision, plain_module
 from ..representations import LayerChoice, choose_layers
-from ..standardize import Moments, Standardizer
+from ..standardize import Moments
 from .base import Posterior
 from .svgp import RBFKernel, epochs_for
 

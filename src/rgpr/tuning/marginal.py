@@ -208,7 +208,7 @@ def collect_matrices(
 
     def consume(index: int, h: Tensor) -> None:
         check_rows(layers[index], h, x)
-        representations[index].append(residual.standardizers[index](h))
+        representations[index].append(residual.at(index)(h))
 
     with evaluating(posterior):
         for number, (batch, target) in enumerate(
@@ -226,15 +226,18 @@ def collect_matrices(
             xs.append(x)
             _check_size(sum(map(len, xs)), gaussian.mean.shape[1])
         base = posterior.covariances(torch.cat(xs)).double()
-    grams = [
-        dscs_gram(torch.cat(parts).double())
-        for parts in tqdm(
-            representations,
-            desc="rgpr kernel matrices",
-            leave=False,
-            disable=None if progress else True,
+    bar = tqdm(
+        representations,
+        desc="rgpr kernel matrices",
+        leave=False,
+        disable=None if progress else True,
+    )
+    grams = []
+    for index, parts in enumerate(bar):
+        offset = residual.at(index).offset
+        grams.append(
+            dscs_gram(torch.cat(parts).double(), offset=0.0 if offset is None else offset.double())
         )
-    ]
     return KernelMatrices(torch.stack(grams), base, torch.cat(means), torch.cat(targets))
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..data import Reservoir, check_batch, inputs, labelled, network_dtype_device
-from ..gaussian import Gaussian, standard_normal
+from ..gaussian import Gaussian, symmetric_normal
 from ..posteriors import Posterior
 from ..predictive import log_softmax, probit_logits
 
@@ -143,9 +143,9 @@ def collect(
 
     def run(x: Tensor) -> tuple[Tensor, Tensor]:
         if link_approx == "mc":
-            samples = posterior.sample(x, n_samples, generator).transpose(0, 1)
-            noise = standard_normal(tuple(samples.shape), samples, generator)
-            return samples.float(), noise.float()
+            samples = posterior.sample(x, n_samples, generator)
+            noise = symmetric_normal(n_samples, (len(x), samples.shape[2]), samples, generator)
+            return samples.transpose(0, 1).float(), noise.transpose(0, 1).float()
         gaussian: Gaussian = posterior(x)
         return gaussian.mean.double(), gaussian.variance.clamp(max=_LARGEST)
 

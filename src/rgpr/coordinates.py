@@ -1,0 +1,356 @@
+r"""Coordinates: in which space a representation's distance from the data is measured.
+
+The residual of a representation is :math:`u(h) = \frac{1}{3N} \sum_i (|z_i| - c_i)_+^3` with
+:math:`z = \psi(h)` a fixed map learned in one pass over the training data, and offsets ``c``. A
+kernel composed with a fixed map is a kernel, so all of this stays a Gaussian process.
+
+=============  ====================================================================================
+coordinates    :math:`\psi(h)`
+=============  ====================================================================================
+moments        ``(h - mean) / std`` of every unit: the paper's
+whitened       the principal axes around the mean, each in units of its own spread
+prototypes     the same around the nearest class mean, with the spread within classes: in hidden
+               layers what is strange is often *nearer* to the overall mean than the data are
+=============  ====================================================================================
+
+Each can be taken of the ``raw`` representation (every entry a unit), of the ``pooled`` one (means
+over positions: one number a channel), or of the pooled one divided by its length
+(``normalised``). Normalised coordinates are bounded, so the input, which carries the theorem,
+always uses moments of every entry.
+
+**Units that never varied.** A dead unit or a constant pixel has no standard deviation to divide
+by, yet its firing is strong evidence of a strange input. It is measured in the scale of its
+layer: the median standard deviation of the units that did vary, or one if none did. A unit counts
+as constant when its spread is within the rounding of its own values.
+
+**Offsets** start the features at a distance from the origin. With the training maximum the kernel
+is exactly zero between any input and every training point, so the posterior of the process is
+exactly the base's plus the residual's prior: Proposition 1 without an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .data import Reservoir
+from .standardize import ClassMoments, Moments, StableBuffers
+
+__all__ = [
+    "RESIDUALS",
+    "Collector",
+    "Coordinates",
+    "Prototypes",
+    "ResidualRecipe",
+    "Standardizer",
+    "Strategy",
+]
+
+# Bytes of rows that are kept to find a quantile of the coordinates.
+_KEPT = 1 << 26
+# A covariance is formed of so many units at most.
+_WIDEST = 8192
+
+
+class Coordinates(StableBuffers):
+    """A map of a representation ``(B, ...)`` to coordinates ``(B, N)``, with offsets ``(N,)``.
+
+    Attributes:
+        kind: The name under which it is saved.
+        needed: The tensors it cannot do without.
+        kinds: All of them by name; subclasses enter themselves.
+        offset: Where the features start, or ``None`` for the origin.
+    """
+
+    kind: ClassVar[str]
+    needed: ClassVar[tuple[str, ...]]
+    kinds: ClassVar[dict[str, type[Coordinates]]] = {}
+    offset: Tensor | None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Coordinates.kinds[cls.kind] = cls
+
+    def __init__(self, of: str, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.of = of
+        self.register_buffer("offset", None)
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor.detach().clone())
+
+    def config(self) -> dict[str, Any]:
+        """What, beside its tensors, it takes to build this again; JSON."""
+        return {"kind": self.kind, "of": self.of}
+
+    @classmethod
+    def from_saved(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Coordinates:
+        """The inverse of saving: ``config()`` and the state."""
+        kind = Coordinates.kinds[config["kind"]]
+        for name in kind.needed:
+            tensors[name]  # an incomplete file is a KeyError
+        coordinates = kind.__new__(kind)
+        Coordinates.__init__(coordinates, config["of"], tensors)
+        return coordinates
+
+    def beyond(self, h: Tensor) -> Tensor:
+        """Distances beyond the offsets, ``(B, N)``, in memory of its own."""
+        z: Tensor = self(h).abs_()
+        return z if self.offset is None else z.sub_(self.offset).clamp_min_(0)
+
+
+class Standardizer(Coordinates):
+    """Every unit's deviation from its mean, in its standard deviations: the paper's.
+
+    Args:
+        mean: ``(N,)``.
+        std: ``(N,)``; a zero is replaced by the layer's own scale, see above.
+        r: The paper's factor on the standard deviation; larger makes the residual flatter.
+        dtype: Dtype to compute in, at least float32.
+        of: ``"raw"``, ``"pooled"`` or ``"normalised"``.
+    """
+
+    kind = "moments"
+    needed = ("mean", "scale")
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(
+        self,
+        mean: Tensor,
+        std: Tensor,
+        *,
+        r: float = 1.0,
+        dtype: torch.dtype = torch.float32,
+        of: str = "raw",
+    ) -> None:
+        varied = std > 0
+        layer_scale = std[varied].median() if bool(varied.any()) else std.new_ones(())
+        scale = r * torch.where(varied, std, layer_scale)
+        dtype = torch.promote_types(dtype, torch.float32)
+        super().__init__(of, {"mean": mean.to(dtype), "scale": scale.to(dtype)})
+
+    def forward(self, h: Tensor) -> Tensor:
+        return (reduce(h, self.of) - self.mean).div_(self.scale)
+
+
+class Prototypes(Coordinates):
+    """Deviations from the nearest prototype along principal axes, each in its own spread.
+
+    With one prototype this is whitening. The nearest one is found by products of matrices, so
+    thousands of them take no memory beyond a number for each pair.
+
+    Args:
+        means: ``(K, D)``.
+        covariance: ``(D, D)``, within classes.
+        shrinkage: Share of the mean variance that is put in place of each direction's own:
+            directions that hardly varied would otherwise outweigh all others.
+        r: Factor on the spread.
+        dtype: Dtype to compute in, at least float32.
+        of: ``"raw"``, ``"pooled"`` or ``"normalised"``.
+    """
+
+    kind = "prototypes"
+    needed = ("axes", "centers")
+    axes: Tensor
+    centers: Tensor
+
+    def __init__(
+        self,
+        means: Tensor,
+        covariance: Tensor,
+        *,
+        shrinkage: float = 0.1,
+        r: float = 1.0,
+        dtype: torch.dtype = torch.float32,
+        of: str = "pooled",
+    ) -> None:
+        typical = covariance.diagonal().mean()
+        typical = torch.where(typical > 0, typical, 1.0)
+        eye = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+        values, vectors = torch.linalg.eigh(
+            (1 - shrinkage) * covariance + shrinkage * typical * eye
+        )
+        axes = vectors * values.clamp_min(1e-12 * typical).rsqrt() / r
+        dtype = torch.promote_types(dtype, torch.float32)
+        super().__init__(of, {"axes": axes.to(dtype), "centers": (means @ axes).to(dtype)})
+
+    def forward(self, h: Tensor) -> Tensor:
+        h = reduce(h, self.of).to(self.axes.dtype)
+        # Large rows overflow when squared; their direction alone says which is nearest.
+        z = h @ self.axes
+        if len(self.centers) == 1:
+            return z - self.centers
+        peak = z.detach().abs().amax(1, keepdim=True).clamp_min(1)
+        closeness = (z / peak) @ self.centers.T - self.centers.square().sum(1) / (2 * peak)
+        return z - self.centers[closeness.argmax(1)]
+
+
+def reduce(h: Tensor, of: str) -> Tensor:
+    """The representation ``(B, ...)`` as vectors ``(B, D)``: raw, pooled or normalised.
+
+    Images ``(B, C, H, W)`` are pooled over positions, sequences ``(B, T, D)`` over ``T``.
+    """
+    if of == "raw" or h.dim() == 2:
+        flat = h.flatten(1)
+    else:
+        flat = h.mean(1) if h.dim() == 3 else h.flatten(2).mean(2)
+    if of != "normalised":
+        return flat
+    flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
+    peak = flat.detach().abs().amax(1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)
+    return torch.nn.functional.normalize(flat / peak, dim=1)
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How the coordinates of one representation are made.
+
+    Args:
+        coordinates: ``"moments"``, ``"whitened"`` or ``"prototypes"``.
+        of: ``"raw"``, ``"pooled"`` or ``"normalised"``.
+        offset: The quantile of each coordinate's distance on the training data at which the
+            features start; 1 for its maximum, ``None`` for the origin. The maximum of moments is
+            exact; other quantiles are those of an even sample of rows, 64 MiB at most.
+        shrinkage: Of the covariance; see :class:`Prototypes`.
+    """
+
+    coordinates: str = "moments"
+    of: str = "raw"
+    offset: float | None = None
+    shrinkage: float = 0.1
+
+    def __post_init__(self) -> None:
+        allowed: dict[str, tuple[str, ...]] = {
+            "coordinates": ("moments", "whitened", "prototypes"),
+            "of": ("raw", "pooled", "normalised"),
+        }
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is not one of {', '.join(map(repr, values))}"
+                )
+        if self.offset is not None and not 0 < self.offset <= 1:
+            raise ValueError(f"offset = {self.offset} is a quantile, above 0 and at most 1")
+        if not 0 <= self.shrinkage <= 1:
+            raise ValueError(f"shrinkage = {self.shrinkage} is a share, from 0 to 1")
+
+
+@dataclass(frozen=True)
+class ResidualRecipe:
+    """Strategies of a whole residual.
+
+    Args:
+        input: Of the input; moments of every entry, so that the theorem holds.
+        hidden: Of all other representations.
+        calibrate: Whether ``tune`` chooses a temperature and keeps a calibration budget unless
+            told otherwise.
+    """
+
+    input: Strategy = Strategy()
+    hidden: Strategy = Strategy()
+    calibrate: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.input.coordinates, self.input.of) != ("moments", "raw"):
+            raise ValueError(
+                "the input needs coordinates='moments' of='raw': bounded coordinates do not grow "
+                "with the input, and the confidence far away would not go to 1/C"
+            )
+
+
+RESIDUALS = {
+    "paper": ResidualRecipe(),
+    "adaptive": ResidualRecipe(
+        hidden=Strategy("prototypes", "pooled"),
+        calibrate=True,
+    ),
+}
+
+
+class Collector:
+    """One representation's statistics, from one pass.
+
+    Args:
+        strategy: What they are for.
+        layer: The representation's name, for messages.
+        r: Factor on the spread.
+    """
+
+    def __init__(self, strategy: Strategy, layer: str, r: float) -> None:
+        self.strategy, self.layer, self.r = strategy, layer, r
+        self.moments = Moments()
+        self.classes: ClassMoments | None = None
+        self.rows: Reservoir | None = None
+        self.dtype = torch.float32
+
+    @property
+    def needs_classes(self) -> bool:
+        return self.strategy.coordinates == "prototypes"
+
+    def reduce(self, h: Tensor) -> Tensor:
+        """What :meth:`update` takes: small where it has to wait for the classes."""
+        self.dtype = h.dtype
+        reduced = reduce(h, self.strategy.of)
+        if self.strategy.coordinates != "moments" and reduced.shape[1] > _WIDEST:
+            raise ValueError(
+                f"layer '{self.layer}' has {reduced.shape[1]} units, too many for the covariance "
+                f"that '{self.strategy.coordinates}' needs; take it of the 'pooled' representation"
+            )
+        return reduced
+
+    def update(self, h: Tensor, y: Tensor | None, classes: int) -> None:
+        """Take in a batch that was reduced, with the class of each row."""
+        exact = self.strategy.offset == 1 and self.strategy.coordinates == "moments"
+        if self.strategy.coordinates == "moments":
+            self.moments.update(h, extremes=exact)
+        else:
+            if self.classes is None:
+                self.classes = ClassMoments(classes if self.needs_classes else 1)
+            labels = torch.zeros(len(h), dtype=torch.long, device=h.device)
+            self.classes.update(h, y if y is not None and self.needs_classes else labels)
+        if self.strategy.offset is not None and not exact:
+            if self.rows is None:
+                size = h[:1].numel() * h.element_size()
+                self.rows = Reservoir(max(16, min(10_000, _KEPT // max(1, size))))
+            self.rows.add(h)
+
+    @property
+    def total(self) -> Tensor:
+        """A number that is not finite if anything that came in was not."""
+        if self.classes is not None:
+            return self.classes.scatter.diagonal().sum()
+        return self.moments.squares.sum()
+
+    def finish(self) -> Coordinates:
+        """The map, with its offsets."""
+        strategy, r, dtype = self.strategy, self.r, self.dtype
+        coordinates: Coordinates
+        if self.classes is None:
+            moments = self.moments
+            coordinates = Standardizer(moments.mean, moments.std, r=r, dtype=dtype, of=strategy.of)
+            if strategy.offset == 1:
+                # By the very operations that a prediction does: not even rounding is left.
+                ends = torch.stack([moments.low, moments.high]).to(coordinates.mean.dtype)
+                coordinates.offset = ((ends - coordinates.mean) / coordinates.scale).abs().amax(0)
+        else:
+            seen = self.classes.counts > 0
+            coordinates = Prototypes(
+                self.classes.means[seen],
+                self.classes.covariance,
+                shrinkage=strategy.shrinkage,
+                r=r,
+                dtype=dtype,
+                of=strategy.of,
+            )
+        if self.rows is not None and strategy.offset is not None:
+            # Rows are reduced already.
+            of, coordinates.of = coordinates.of, "raw"
+            distances = coordinates(*self.rows.items).abs().sort(0).values
+            coordinates.of = of
+            index = min(len(distances) - 1, int(strategy.offset * len(distances)))
+            coordinates.offset = distances[index].clone()
+        return coordinates
