@@ -52,8 +52,8 @@ __all__ = [
 
 # Bytes of rows that are kept to find a quantile of the coordinates.
 _KEPT = 1 << 26
-# A covariance is formed of so many units at most.
-_WIDEST = 8192
+# A covariance is formed of so many units at most; of more, the variances alone.
+_WIDEST = 4096
 
 
 class Coordinates(StableBuffers):
@@ -145,7 +145,8 @@ class Prototypes(Coordinates):
 
     Args:
         means: ``(K, D)``.
-        covariance: ``(D, D)``, within classes.
+        covariance: ``(D, D)``, within classes; or the variances alone, ``(D,)``, which leaves
+            the axes where they are.
         shrinkage: Share of the mean variance that is put in place of each direction's own:
             directions that hardly varied would otherwise outweigh all others.
         r: Factor on the spread.
@@ -168,20 +169,25 @@ class Prototypes(Coordinates):
         dtype: torch.dtype = torch.float32,
         of: str = "pooled",
     ) -> None:
-        typical = covariance.diagonal().mean()
+        variances = covariance if covariance.dim() == 1 else covariance.diagonal()
+        typical = variances.mean()
         typical = torch.where(typical > 0, typical, 1.0)
-        eye = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
-        values, vectors = torch.linalg.eigh(
-            (1 - shrinkage) * covariance + shrinkage * typical * eye
-        )
-        axes = vectors * values.clamp_min(1e-12 * typical).rsqrt() / r
+        if covariance.dim() == 1:
+            values = (1 - shrinkage) * covariance + shrinkage * typical
+            axes = values.clamp_min(1e-12 * typical).rsqrt() / r
+        else:
+            eye = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+            shrunk = (1 - shrinkage) * covariance + shrinkage * typical * eye
+            values, vectors = torch.linalg.eigh(shrunk)
+            axes = vectors * values.clamp_min(1e-12 * typical).rsqrt() / r
         dtype = torch.promote_types(dtype, torch.float32)
-        super().__init__(of, {"axes": axes.to(dtype), "centers": (means @ axes).to(dtype)})
+        centers = means * axes if axes.dim() == 1 else means @ axes
+        super().__init__(of, {"axes": axes.to(dtype), "centers": centers.to(dtype)})
 
     def forward(self, h: Tensor) -> Tensor:
         h = reduce(h, self.of).to(self.axes.dtype)
         # Large rows overflow when squared; their direction alone says which is nearest.
-        z = h @ self.axes
+        z = h * self.axes if self.axes.dim() == 1 else h @ self.axes
         if len(self.centers) == 1:
             return z - self.centers
         peak = z.detach().abs().amax(1, keepdim=True).clamp_min(1)
@@ -246,13 +252,23 @@ class ResidualRecipe:
     Args:
         input: Of the input; moments of every entry, so that the theorem holds.
         hidden: Of all other representations.
-        calibrate: Whether ``tune`` chooses a temperature and keeps a calibration budget unless
-            told otherwise.
+        tied: How strongly tuning holds the layers to equal shares of the variance: the weight of
+            the squared deviations of their logarithms. Free shares fit the outliers they are
+            tuned with, and others worse.
+        input_share: The input's share of the variance in relation to a hidden layer's, there.
+        calibrated: Whether tuning for outliers ends with a calibration that keeps the ranking,
+            see :func:`rgpr.predictive.calibrated`.
+        ood_weight: Of the outliers, unless ``tune`` is told another.
+        max_ece_increase: The calibration budget, unless ``tune`` is told another.
     """
 
     input: Strategy = Strategy()
     hidden: Strategy = Strategy()
-    calibrate: bool = False
+    tied: float = 0.0
+    input_share: float = 1.0
+    calibrated: bool = False
+    ood_weight: float = 0.5
+    max_ece_increase: float | None = None
 
     def __post_init__(self) -> None:
         if (self.input.coordinates, self.input.of) != ("moments", "raw"):
@@ -266,7 +282,11 @@ RESIDUALS = {
     "paper": ResidualRecipe(),
     "adaptive": ResidualRecipe(
         hidden=Strategy("prototypes", "pooled"),
-        calibrate=True,
+        tied=0.1,
+        input_share=0.1,
+        calibrated=True,
+        ood_weight=8.0,
+        max_ece_increase=0.005,
     ),
 }
 
@@ -276,12 +296,11 @@ class Collector:
 
     Args:
         strategy: What they are for.
-        layer: The representation's name, for messages.
         r: Factor on the spread.
     """
 
-    def __init__(self, strategy: Strategy, layer: str, r: float) -> None:
-        self.strategy, self.layer, self.r = strategy, layer, r
+    def __init__(self, strategy: Strategy, r: float) -> None:
+        self.strategy, self.r = strategy, r
         self.moments = Moments()
         self.classes: ClassMoments | None = None
         self.rows: Reservoir | None = None
@@ -294,13 +313,7 @@ class Collector:
     def reduce(self, h: Tensor) -> Tensor:
         """What :meth:`update` takes: small where it has to wait for the classes."""
         self.dtype = h.dtype
-        reduced = reduce(h, self.strategy.of)
-        if self.strategy.coordinates != "moments" and reduced.shape[1] > _WIDEST:
-            raise ValueError(
-                f"layer '{self.layer}' has {reduced.shape[1]} units, too many for the covariance "
-                f"that '{self.strategy.coordinates}' needs; take it of the 'pooled' representation"
-            )
-        return reduced
+        return reduce(h, self.strategy.of)
 
     def update(self, h: Tensor, y: Tensor | None, classes: int) -> None:
         """Take in a batch that was reduced, with the class of each row."""
@@ -309,7 +322,8 @@ class Collector:
             self.moments.update(h, extremes=exact)
         else:
             if self.classes is None:
-                self.classes = ClassMoments(classes if self.needs_classes else 1)
+                count, wide = classes if self.needs_classes else 1, h.shape[1] > _WIDEST
+                self.classes = ClassMoments(count, diagonal=wide)
             labels = torch.zeros(len(h), dtype=torch.long, device=h.device)
             self.classes.update(h, y if y is not None and self.needs_classes else labels)
         if self.strategy.offset is not None and not exact:
@@ -322,7 +336,8 @@ class Collector:
     def total(self) -> Tensor:
         """A number that is not finite if anything that came in was not."""
         if self.classes is not None:
-            return self.classes.scatter.diagonal().sum()
+            scatter = self.classes.scatter
+            return scatter.sum() if scatter.dim() == 1 else scatter.diagonal().sum()
         return self.moments.squares.sum()
 
     def finish(self) -> Coordinates:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from .certificate import Certificate, certify
 from .coordinates import RESIDUALS, Collector, Coordinates, ResidualRecipe, Strategy
 from .data import (
     Reservoir,
@@ -20,11 +21,12 @@ from .data import (
     inputs_and_targets,
     network_dtype_device,
 )
+from .explanation import Explanation
 from .gaussian import Gaussian, standard_normal, symmetric_normal
 from .hooks import evaluating, full_precision, plain_module
 from .posteriors import Posterior, as_posterior
 from .posteriors.base import outputs_of
-from .predictive import bridge, monte_carlo, probit
+from .predictive import bridge, calibrated, monte_carlo, probit
 from .representations import LayerChoice, capture, check_layers
 from .residual import Residual
 from .standardize import StableBuffers
@@ -77,6 +79,8 @@ class RGPR(StableBuffers):
     posterior: Posterior
     residual: Residual | None
     _temperature: Tensor
+    calibration: Tensor | None
+    _threshold: Tensor | None
 
     def __init__(
         self,
@@ -112,6 +116,8 @@ class RGPR(StableBuffers):
         device = network_dtype_device(self.posterior.network)[1]
         one = torch.ones((), dtype=torch.float64, device=device)
         self.register_buffer("_temperature", one)
+        self.register_buffer("calibration", None)
+        self.register_buffer("_threshold", None)
 
     # -- fitting ---------------------------------------------------------------------------------
 
@@ -170,8 +176,7 @@ class RGPR(StableBuffers):
                 if shape is None:
                     layers = self.posterior.choose_layers(self._choice, x)
                     strategies = [self.recipe.input] + [self.recipe.hidden] * (len(layers) - 1)
-                    pairs = zip(strategies, layers, strict=True)
-                    collectors = [Collector(strategy, layer, r) for strategy, layer in pairs]
+                    collectors = [Collector(strategy, r) for strategy in strategies]
                     shape = x.shape[1:]
                 consume(0, x)
                 probe.add(x)
@@ -238,7 +243,10 @@ class RGPR(StableBuffers):
 
     @property
     def sigma2(self) -> Tensor:
-        """Scale of each representation's kernel, ``(L,)``. Zero switches one off; settable."""
+        """Scale of each representation's kernel, ``(L,)``. Zero switches one off; settable.
+
+        Setting it drops a calibration that :meth:`tune` fitted to other scales.
+        """
         return self._fitted().sigma2
 
     @sigma2.setter
@@ -253,6 +261,7 @@ class RGPR(StableBuffers):
         if not bool((new.isfinite() & (new >= 0)).all()):
             raise ValueError(f"sigma2 = {new.tolist()} must be finite and not negative")
         residual.sigma2 = new.expand_as(residual.sigma2).clone()
+        self.calibration = None  # it was fitted to other scales
 
     @property
     def temperature(self) -> Tensor:
@@ -275,13 +284,14 @@ class RGPR(StableBuffers):
     def tune(
         self,
         val_loader: Iterable[Any],
-        objective: str = "likelihood",
+        objective: str | None = None,
         ood: Iterable[Any] | None = None,
-        ood_weight: float = 0.5,
+        ood_weight: float | None = None,
         *,
         link_approx: str = "probit",
         n_samples: int = 20,
         temperature: bool = False,
+        calibrate: bool | None = None,
         max_nll_increase: float | None = None,
         max_ece_increase: float | None = None,
         noise: float | None = None,
@@ -300,18 +310,25 @@ class RGPR(StableBuffers):
 
         Args:
             val_loader: Yields ``(x, y)``. Held out from training for the first two objectives.
-            objective: One of the three.
+            objective: One of the three; by default the likelihood, and ``"ood"`` for a
+                classifier with ``residual="adaptive"``.
             ood: Outliers for ``"ood"``: a loader or generator of inputs. By default noise made
                 from the validation inputs, see :func:`rgpr.noise.like_data`. A generator without
                 a length is read for as many outliers as there are validation examples.
-            ood_weight: The paper's lambda.
+            ood_weight: The paper's lambda; 0.5 by default as there, 8 for
+                ``residual="adaptive"``, whose calibration makes up for it. With a budget, the
+                largest that is tried, by default 100.
             link_approx: ``"probit"`` or ``"mc"``: what the likelihood is computed with.
             n_samples: Samples for each example with ``"mc"``, the same for every ``sigma2``.
             temperature: Tune the model's temperature too: it gives the data back the confidence
                 that added variance takes from it.
-            max_nll_increase: A budget in place of ``ood_weight``: the largest weight is chosen
-                whose validation NLL is at most this much above the base's own.
-            max_ece_increase: Likewise for the expected calibration error, e.g. 0.005.
+            calibrate: For ``"ood"``, end with a calibration of the confidence on the validation
+                data that keeps the ranking of the inputs: see
+                :func:`rgpr.predictive.calibrated`. By default for ``residual="adaptive"``.
+            max_nll_increase: A budget: the largest weight is chosen whose validation NLL is at
+                most this much above the base's own.
+            max_ece_increase: Likewise for the expected calibration error; 0.005 by default for
+                ``residual="adaptive"``.
             noise: Regression: variance of the observations; found together with ``sigma2`` if
                 not given.
             max_examples: At most so many examples of each set are kept, drawn evenly; beyond
@@ -337,6 +354,7 @@ class RGPR(StableBuffers):
             link_approx=link_approx,
             n_samples=n_samples,
             temperature=temperature,
+            calibrate=calibrate,
             max_nll_increase=max_nll_increase,
             max_ece_increase=max_ece_increase,
             noise=noise,
@@ -387,9 +405,11 @@ class RGPR(StableBuffers):
         _one_of("link_approx", link_approx, ("probit", "mc", "bridge"))
         _one_of("pred_type", pred_type, ("glm",))
         if self.likelihood == "classification" and link_approx == "mc":
-            samples, limit = self._samples(x, n_samples, generator)
-            mixed = torch.where(limit[:, None], 0.0, samples)
-            return _set_limit(monte_carlo(mixed), limit).to(x.dtype)
+            samples, limit, alone = self._samples(x, n_samples, generator)
+            mixed = monte_carlo(torch.where(limit[:, None], 0.0, samples))
+            if self.calibration is not None:
+                mixed = calibrated(mixed, monte_carlo(alone), self.calibration)
+            return _set_limit(mixed, limit).to(x.dtype)
         gaussian, u = self._read(x, self.posterior)
         with full_precision(x):
             gaussian.mean = gaussian.mean.to(x.dtype)
@@ -400,7 +420,12 @@ class RGPR(StableBuffers):
             if self.likelihood == "regression":
                 return _regression(gaussian, v, limit, diagonal_output)
             link = probit if link_approx == "probit" else bridge
-            return _set_limit(link(gaussian, v, self.temperature), limit)
+            if self.calibration is None:
+                return _set_limit(link(gaussian, v, self.temperature), limit)
+            gaussian.mean = gaussian.mean.double()
+            base = link(gaussian, torch.zeros_like(v), self.temperature)
+            probabilities = link(gaussian, v, self.temperature)
+            return _set_limit(calibrated(probabilities, base, self.calibration), limit).to(x.dtype)
 
     def predictive_samples(
         self,
@@ -427,6 +452,75 @@ class RGPR(StableBuffers):
     def variance(self, x: Tensor) -> Tensor:
         """The residual's variance ``v(x)``, ``(B,)`` in float64."""
         return self._residual_variance(x, self._read(x, self.posterior.network)[1])
+
+    # -- decisions -------------------------------------------------------------------------------
+
+    def explain(self, x: Tensor) -> Explanation:
+        """Which representation contributed how much to ``v(x)``; ``print`` it."""
+        with torch.no_grad():
+            u = self._read(x, self.posterior.network)[1]
+            added = torch.where(self.sigma2 > 0, u, 0.0) * self.sigma2
+            classifier = self.likelihood == "classification"
+            return Explanation(self.layers, added, self._score(x) if classifier else None)
+
+    @torch.no_grad()
+    def set_threshold(
+        self, val_loader: Iterable[Any], *, tpr: float = 0.95, progress: bool = True
+    ) -> float:
+        """Choose the confidence below which :meth:`flag` flags an input.
+
+        Args:
+            val_loader: Yields inputs like those that are to pass; labels are not looked at.
+            tpr: The share of them that passes.
+            progress: Show a progress bar where there is a terminal.
+
+        Returns:
+            The threshold; for regression, the largest variance that passes, negated.
+        """
+        if not 0 < tpr < 1:
+            raise ValueError(f"tpr = {tpr} must lie between 0 and 1: the share that is to pass")
+        device = network_dtype_device(self.posterior.network)[1]
+        scores = []
+        for batch, _ in inputs_and_targets(val_loader, progress=progress, description="threshold"):
+            scores.append(self._score(batch if device is None else batch.to(device)))
+        ordered = torch.cat(scores).sort().values
+        # The largest threshold that lets the share pass: all that are equal to it do.
+        self._threshold = ordered[int((1 - tpr) * len(ordered) + 1e-9)].clone()
+        return float(self._threshold)
+
+    @torch.no_grad()
+    def flag(self, x: Tensor) -> Tensor:
+        """Which inputs are unlike the training data, ``(B,)``: confidence below the threshold.
+
+        Raises:
+            RuntimeError: There is no threshold yet.
+        """
+        if self._threshold is None:
+            raise RuntimeError(
+                "there is no threshold yet: call model.set_threshold(val_loader, tpr=0.95) first"
+            )
+        score = self._score(x)
+        return (score < self._threshold) | score.isnan()
+
+    def _score(self, x: Tensor) -> Tensor:
+        """Larger for inputs that are more like the training data."""
+        if self.likelihood == "classification":
+            confidence: Tensor = self(x).amax(1)
+            return confidence.double()
+        variance: Tensor = self(x, diagonal_output=True)[1]
+        return -variance.amax(1)
+
+    def certify(self, eps: float = 0.05) -> Certificate:
+        """A distance beyond which every input has a confidence of at most ``1 / C + eps``.
+
+        The promise is about the probit, for every direction, and rests on a rigorous upper bound
+        of the network's Lipschitz constant; see :mod:`rgpr.certificate` for the proof.
+
+        Raises:
+            TypeError: Names the first part of the network that has no known bound.
+            ValueError: Nothing to certify: regression, or a scale of zero.
+        """
+        return certify(self, eps)
 
     def _fitted(self) -> Residual:
         if self.residual is None:
@@ -461,7 +555,8 @@ class RGPR(StableBuffers):
 
     def _samples(
         self, x: Tensor, n_samples: int, generator: torch.Generator | None, symmetric: bool = True
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Samples with the residual's noise, rows at the limit, and the base's own samples."""
         if not isinstance(n_samples, int) or n_samples < 1:
             raise ValueError(f"n_samples = {n_samples} must be a whole number, at least 1")
         samples, u = self._read(x, lambda clean: self.posterior.sample(clean, n_samples, generator))
@@ -475,11 +570,10 @@ class RGPR(StableBuffers):
         noise = v.sqrt()[:, None] * noise
         # The noise alone at the limit: infinity minus infinity would be NaN.
         samples = torch.where(limit[:, None], 0.0, samples)
+        if self.likelihood == "classification":
+            noise, samples = noise / self.temperature, samples / self.temperature
         # Zero times noise is exactly zero, so sigma2 = 0 gives the base's own samples.
-        samples = samples + noise
-        return (
-            samples / self.temperature if self.likelihood == "classification" else samples
-        ), limit
+        return samples + noise, limit, samples
 
     # -- files -----------------------------------------------------------------------------------
 
@@ -500,6 +594,8 @@ class RGPR(StableBuffers):
         tensors = {f"network.{k}": t for k, t in posterior.network.state_dict().items()}
         tensors |= {f"posterior.{k}": t for k, t in posterior.own_tensors().items()}
         tensors |= {"sigma2": residual.sigma2, "temperature": self.temperature}
+        optional = {"calibration": self.calibration, "threshold": self._threshold}
+        tensors |= {name: tensor for name, tensor in optional.items() if tensor is not None}
         every = [residual.at(index) for index in range(len(self._layers))]
         for index, coordinates in enumerate(every):
             tensors |= {f"layer.{index}.{k}": t for k, t in coordinates.state_dict().items()}
@@ -556,6 +652,8 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
         ]
         model.residual = Residual(coordinates, tensors["sigma2"])
         model.temperature = tensors["temperature"]
+        model.calibration = tensors.get("calibration")
+        model._threshold = tensors.get("threshold")
         model._layers, model._input_shape = layers, torch.Size(about["input_shape"])
     except KeyError as missing:
         raise ValueError(f"{path} is incomplete: it has no {missing}; save it again") from missing
@@ -584,9 +682,8 @@ def _read(
 
 
 def _recipe_from_json(about: dict[str, Any]) -> ResidualRecipe:
-    return ResidualRecipe(
-        Strategy(**about["input"]), Strategy(**about["hidden"]), about["calibrate"]
-    )
+    strategies = {name: Strategy(**about[name]) for name in ("input", "hidden")}
+    return ResidualRecipe(**{**about, **strategies})
 
 
 def _far(dtype: torch.dtype) -> float:

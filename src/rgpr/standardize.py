@@ -89,11 +89,12 @@ class ClassMoments:
     Attributes:
         counts: Examples of each class, ``(C,)``.
         means: Mean of each class, ``(C, D)``; zero for one that was not seen.
-        scatter: Sum of the outer products of the deviations, ``(D, D)``.
+        scatter: Sum of the outer products of the deviations, ``(D, D)``; of their squares,
+            ``(D,)``, if only the diagonal is kept.
     """
 
-    def __init__(self, classes: int) -> None:
-        self.classes = classes
+    def __init__(self, classes: int, *, diagonal: bool = False) -> None:
+        self.classes, self.diagonal = classes, diagonal
         self.counts = torch.zeros(0, dtype=torch.float64)
         self.means = torch.zeros(0, dtype=torch.float64)
         self.scatter = torch.zeros(0, dtype=torch.float64)
@@ -104,7 +105,7 @@ class ClassMoments:
         if self.counts.numel() == 0:
             self.counts = h.new_zeros(self.classes)
             self.means = h.new_zeros(self.classes, h.shape[1])
-            self.scatter = h.new_zeros(h.shape[1], h.shape[1])
+            self.scatter = h.new_zeros(h.shape[1:] if self.diagonal else 2 * h.shape[1:])
         # Of thousands of classes a batch holds a few.
         present, index, counts = torch.unique(y, return_inverse=True, return_counts=True)
         means = h.new_zeros(len(present), h.shape[1]).index_add_(0, index, h)
@@ -113,11 +114,15 @@ class ClassMoments:
         before = self.counts[present]
         delta = means - self.means[present]
         share = (counts / (before + counts))[:, None]
-        self.scatter += deviations.T @ deviations + delta.T @ (delta * share * before[:, None])
+        weighted = delta * share * before[:, None]
+        if self.diagonal:
+            self.scatter += deviations.square().sum(0) + (delta * weighted).sum(0)
+        else:
+            self.scatter += deviations.T @ deviations + delta.T @ weighted
         self.means[present] += delta * share
         self.counts[present] += counts
 
     @property
     def covariance(self) -> Tensor:
-        """Within classes, ``(D, D)``."""
+        """Within classes, ``(D, D)`` or its diagonal ``(D,)``."""
         return self.scatter / self.counts.sum().clamp_min(1)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from ..metrics import ece, nll
 from .optimize import Optimum
-from .outputs import Outputs, Parameters
 
-__all__ = ["METRICS", "Budget", "Trial", "largest_weight"]
+__all__ = ["LARGEST_WEIGHT", "METRICS", "Budget", "Trial", "largest_weight"]
 
 METRICS = {"nll": nll, "ece": ece}
-# Weights that are looked at, from "outliers are everything" down to "hardly there".
-_WEIGHTS = [10 ** (power / 2) for power in range(4, -9, -1)]
+# The largest weight that is looked at ("outliers are everything") unless another is given, and
+# how often it is divided by the root of ten (down to "hardly there").
+LARGEST_WEIGHT, _STEPS = 100.0, 13
 _BISECTIONS = 5
 
 
@@ -31,10 +33,9 @@ class Budget:
     increase: float
     base: float
 
-    def spent(self, outputs: Outputs, parameters: Parameters) -> float:
-        """What these parameters cost."""
-        assert outputs.target is not None
-        return METRICS[self.metric](outputs.probabilities(parameters), outputs.target) - self.base
+    def spent(self, probabilities: Tensor, target: Tensor) -> float:
+        """What these predictions cost."""
+        return METRICS[self.metric](probabilities, target) - self.base
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ def largest_weight(
     solve: Callable[[float, Optimum | None], Optimum],
     spent: Callable[[Optimum], float],
     increase: float,
+    largest: float = LARGEST_WEIGHT,
 ) -> tuple[float, Optimum, list[Trial]]:
     """From large weights down to the first within the budget, then halfway back up a few times.
 
@@ -56,6 +58,7 @@ def largest_weight(
         solve: The optimum for a weight, given one to start from.
         spent: What an optimum costs.
         increase: What it may cost.
+        largest: The first weight to try.
 
     Returns:
         The weight, zero if none is within the budget; its optimum; and what was tried.
@@ -70,7 +73,7 @@ def largest_weight(
         return optimum, cost <= increase
 
     too_large: float | None = None
-    for weight in _WEIGHTS:
+    for weight in [largest / 10 ** (step / 2) for step in range(_STEPS)]:
         optimum, within = attempt(weight)
         nearest = optimum
         if within:

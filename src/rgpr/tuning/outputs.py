@@ -46,6 +46,10 @@ class Parameters:
     temperature: Tensor
     noise: Tensor
 
+    def without_residual(self) -> Parameters:
+        """The base alone."""
+        return Parameters(torch.zeros_like(self.sigma2), self.temperature, self.noise)
+
 
 @dataclass(frozen=True)
 class Outputs:

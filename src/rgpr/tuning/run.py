@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 import warnings
@@ -14,7 +15,9 @@ from torch import Tensor
 
 from ..metrics import accuracy, confidence, ece, nll
 from ..noise import NoiseLoader, like_data
-from .budget import METRICS, Budget, Trial, largest_weight
+from ..predictive import calibrated
+from .budget import LARGEST_WEIGHT, METRICS, Budget, Trial, largest_weight
+from .calibration import fit_calibration
 from .likelihood import log_likelihood
 from .marginal import collect_matrices
 from .ood import ignorance
@@ -70,21 +73,24 @@ class _Space:
         low, high = self.typical.new_tensor([*scales, *rest]).unbind(1)
         return low, high
 
+    def point(self, parameters: Parameters) -> Tensor:
+        """The inverse of :meth:`parameters`."""
+        z = [*(parameters.sigma2 * self.typical).clamp_min(1e-300).log()]
+        if self.temperature is None:
+            z.append(parameters.temperature.log())
+        if self.noise_unit:
+            z.append((parameters.noise / self.noise_unit).log())
+        return torch.stack(z)
+
     def starts(self, now: Parameters) -> list[Tensor]:
         """The present parameters, all layers on one scale, and each layer alone."""
         count = len(self.typical)
-        present = (now.sigma2 * self.typical).log()
+        present, tail = self.point(now).tensor_split([count])
         scales = [torch.full_like(present, power * math.log(10)) for power in _SCALES]
         for index in range(count if 1 < count <= 16 else 0):
             alone = torch.full_like(present, -_BOUND / 2)
             alone[index] = 0.0
             scales.append(alone)
-        rest = []
-        if self.temperature is None:
-            rest.append(now.temperature.log())
-        if self.noise_unit:
-            rest.append((now.noise / self.noise_unit).log())
-        tail = torch.stack(rest).to(present) if rest else present[:0]
         return [torch.cat([z, tail]) for z in (present, *scales)]
 
 
@@ -92,12 +98,13 @@ def tune(
     model: RGPR,
     val_loader: Iterable[Any],
     *,
-    objective: str,
+    objective: str | None,
     ood: Iterable[Any] | None,
-    ood_weight: float,
+    ood_weight: float | None,
     link_approx: str,
     n_samples: int,
     temperature: bool,
+    calibrate: bool | None,
     max_nll_increase: float | None,
     max_ece_increase: float | None,
     noise: float | None,
@@ -107,10 +114,20 @@ def tune(
 ) -> TuningResult:
     """Find the parameters, set them on the model, and report."""
     started = time.perf_counter()
+    residual, recipe = model._fitted(), model.recipe
+    adaptive = recipe.calibrated and model.likelihood == "classification"
+    if objective is None:
+        objective = "ood" if adaptive else "likelihood"
     limits = {"nll": max_nll_increase, "ece": max_ece_increase}
     chosen = {metric: limit for metric, limit in limits.items() if limit is not None}
-    _check(model, objective, ood, ood_weight, link_approx, temperature, chosen, noise)
-    residual = model._fitted()
+    if objective == "ood" and adaptive:
+        if not chosen and ood_weight is None and recipe.max_ece_increase is not None:
+            chosen = {"ece": recipe.max_ece_increase}
+        ood_weight = recipe.ood_weight if ood_weight is None else ood_weight
+        calibrate = True if calibrate is None else calibrate
+    if ood_weight is None:
+        ood_weight = LARGEST_WEIGHT if chosen else 0.5
+    _check(model, objective, ood, ood_weight, link_approx, temperature, calibrate, chosen, noise)
     now = Parameters(
         residual.sigma2,
         model.temperature,
@@ -118,6 +135,7 @@ def tune(
     )
     outliers: Outputs | None = None
     trials: list[Trial] = []
+    calibration: Tensor | None = None
     if objective == "marginal-likelihood":
         matrices = collect_matrices(
             model.posterior,
@@ -139,6 +157,8 @@ def tune(
         )
         before = float(matrices.evidence(now))
         after, tuned, weight = optimum.value, space.parameters(optimum.z), None
+        if after < before:
+            tuned, after = now, before
         used = seen = (len(matrices), 0)
         metrics: dict[str, tuple[float, float]] = {}
     else:
@@ -151,7 +171,19 @@ def tune(
             model, validation.u, validation.first, target, now, temperature, noise, outliers
         )
         starts = space.starts(now)
-        goal = _goal(model.likelihood, validation, outliers, space.parameters)
+        tied = recipe.tied if outliers is not None and adaptive else 0.0
+        goal = _goal(model.likelihood, validation, outliers, space, tied)
+        base = dataclasses.replace(now, temperature=torch.ones_like(now.temperature))
+        base = base.without_residual()
+
+        def predict(parameters: Parameters) -> tuple[Tensor, Tensor | None]:
+            """Validation probabilities, and the calibration that they went through."""
+            raw = validation.probabilities(parameters)
+            if not calibrate:
+                return raw, None
+            alone = validation.probabilities(parameters.without_residual())
+            fitted = fit_calibration(raw, alone, target)
+            return calibrated(raw, alone, fitted), fitted
 
         def solve(weight: float, near: Optimum | None) -> Optimum:
             first = starts if near is None else [near.z, *starts]
@@ -160,28 +192,36 @@ def tune(
         weight = ood_weight if outliers is not None else None
         if chosen:
             [(metric, increase)] = chosen.items()
-            base = Parameters(0 * now.sigma2, torch.ones_like(now.temperature), now.noise)
             budget = Budget(
                 metric, increase, METRICS[metric](validation.probabilities(base), target)
             )
+
+            def cost(parameters: Parameters) -> float:
+                return budget.spent(predict(parameters)[0], target)
+
             weight, optimum, trials = largest_weight(
-                solve, lambda o: budget.spent(validation, space.parameters(o.z)), increase
+                solve, lambda o: cost(space.parameters(o.z)), increase, ood_weight
             )
-            tuned = _within(budget, validation, space.parameters(optimum.z))
+            tuned = _within(cost, increase, space.parameters(optimum.z))
         else:
             optimum = solve(weight or 0.0, None)
             tuned = space.parameters(optimum.z)
-        as_it_is = _goal(model.likelihood, validation, outliers, lambda _: now)(weight or 0.0)
-        before = sum(float(part) for part in as_it_is(starts[0]))
-        settled = _goal(model.likelihood, validation, outliers, lambda _: tuned)(weight or 0.0)
-        after = sum(float(part) for part in settled(starts[0]))
+        value = goal(weight or 0.0)
+        before = sum(float(part) for part in value(space.point(now)))
+        after = sum(float(part) for part in value(space.point(tuned)))
         used = (len(validation), 0 if outliers is None else len(outliers))
         seen = (validation.seen, 0 if outliers is None else outliers.seen)
         at_data = validation.u
-        metrics = _metrics(model.likelihood, validation, outliers, now, tuned)
-    if after < before and not trials:
-        tuned, after = now, before
+        if after < before and not trials:
+            tuned, after = now, before
+        if model.likelihood == "classification":
+            _, calibration = predict(tuned)
+            states = (now, model.calibration), (tuned, calibration)
+            metrics = _metrics(validation, outliers, *states)
+        else:
+            metrics = {}
     model.sigma2 = tuned.sigma2
+    model.calibration = calibration
     if temperature:
         model.temperature = float(tuned.temperature)
     at_outliers = None if outliers is None else outliers.u
@@ -195,6 +235,7 @@ def tune(
         sigma2=dict(zip(model.layers, tuned.sigma2.tolist(), strict=True)),
         share=_share(model.layers, tuned.sigma2, at_data, at_outliers),
         temperature=float(tuned.temperature),
+        calibration=None if calibration is None else (float(calibration[0]), float(calibration[1])),
         noise=float(tuned.noise) if model.likelihood == "regression" else None,
         ood_weight=weight,
         metrics=metrics,
@@ -215,6 +256,7 @@ def _check(
     ood_weight: float,
     link_approx: str,
     temperature: bool,
+    calibrate: bool | None,
     budgets: dict[str, float],
     noise: float | None,
 ) -> None:
@@ -236,11 +278,14 @@ def _check(
         )
     if any(not limit >= 0 for limit in budgets.values()):
         raise ValueError(f"the budget {budgets} must not be negative")
-    if model.likelihood == "regression" and (temperature or budgets or link_approx == "mc"):
+    about_classes = temperature or calibrate or budgets or link_approx == "mc"
+    if model.likelihood == "regression" and about_classes:
         raise ValueError(
-            "temperature, calibration budgets and link_approx='mc' are about class probabilities; "
-            "this model is a regression"
+            "temperature, calibration, its budgets and link_approx='mc' are about class "
+            "probabilities; this model is a regression"
         )
+    if calibrate and objective == "marginal-likelihood":
+        raise ValueError("calibrate=True needs held-out data; use objective='ood'")
     if temperature and objective == "marginal-likelihood":
         raise ValueError(
             "the marginal likelihood is of a Gaussian process, which has no temperature; use "
@@ -303,6 +348,10 @@ def _space(
     """Units for every parameter from the data, and where the search stands."""
     everywhere = u if outliers is None else torch.cat([u, outliers.u])
     typical = _typical(u)
+    if model.recipe.tied > 0:
+        # The units in which shares are equal: each layer's mean, the input's apart.
+        typical = u.mean(0)
+        typical[0] /= model.recipe.input_share
     typical = torch.where(typical > 0, typical, _typical(everywhere)).clamp(1e-30, 1e30)
     typical = torch.where(everywhere.amax(0) > 0, typical, 1.0)
     unit = None
@@ -317,44 +366,56 @@ def _typical(u: Tensor) -> Tensor:
 
 
 def _goal(
-    likelihood: str,
-    validation: Outputs,
-    outliers: Outputs | None,
-    parameters: Callable[[Tensor], Parameters],
+    likelihood: str, validation: Outputs, outliers: Outputs | None, space: _Space, tied: float
 ) -> Callable[[float], Objective]:
     """The objective for each weight of the outliers."""
     values = validation.target if likelihood == "regression" else None
 
     def goal(weight: float) -> Objective:
         def objective(z: Tensor) -> Iterable[Tensor]:
-            yield from log_likelihood(validation, parameters(z), likelihood)
+            parameters = space.parameters(z)
+            yield from log_likelihood(validation, parameters, likelihood)
             if outliers is not None and weight > 0:
-                for part in ignorance(outliers, parameters(z), values):
+                for part in ignorance(outliers, parameters, values):
                     yield weight * part
+            if tied > 0:
+                shares = z[: len(space.typical)]
+                yield -tied * (shares - shares.mean()).square().sum()
 
         return objective
 
     return goal
 
 
-def _within(budget: Budget, outputs: Outputs, tuned: Parameters) -> Parameters:
+def _within(cost: Callable[[Parameters], float], increase: float, tuned: Parameters) -> Parameters:
     """The tuned parameters, or as much of them as the budget allows."""
     share, found = 1.0, tuned
     # Towards the base's own predictions, which cost nothing; never all the way.
-    while budget.spent(outputs, found) > budget.increase and share > 1e-15:
+    while cost(found) > increase and share > 1e-15:
         share /= 2
         found = Parameters(share * tuned.sigma2, tuned.temperature**share, tuned.noise)
     return found
 
 
+_State = tuple[Parameters, Tensor | None]
+
+
 def _metrics(
-    likelihood: str, validation: Outputs, outliers: Outputs | None, now: Parameters, to: Parameters
+    validation: Outputs, outliers: Outputs | None, before: _State, after: _State
 ) -> dict[str, tuple[float, float]]:
-    if likelihood == "regression":
-        return {}
+    """What the tuning did to predictions, as pairs of before and after."""
+
+    def predict(outputs: Outputs, state: _State) -> Tensor:
+        parameters, calibration = state
+        p = outputs.probabilities(parameters)
+        if calibration is None:
+            return p
+        alone = outputs.probabilities(parameters.without_residual())
+        return calibrated(p, alone, calibration)
+
     target = validation.target
     assert target is not None
-    p, q = validation.probabilities(now), validation.probabilities(to)
+    p, q = predict(validation, before), predict(validation, after)
     pairs = {
         "validation accuracy": (accuracy(p, target), accuracy(q, target)),
         "validation NLL": (nll(p, target), nll(q, target)),
@@ -362,7 +423,7 @@ def _metrics(
         "mean confidence at data": (float(confidence(p).mean()), float(confidence(q).mean())),
     }
     if outliers is not None:
-        p, q = outliers.probabilities(now), outliers.probabilities(to)
+        p, q = predict(outliers, before), predict(outliers, after)
         pairs["mean confidence at outliers"] = (
             float(confidence(p).mean()),
             float(confidence(q).mean()),

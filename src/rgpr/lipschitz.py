@@ -1,0 +1,346 @@
+r"""An upper bound on how fast a network's outputs can grow: rigorous, layer by layer.
+
+The network is traced with ``torch.fx`` and a Euclidean Lipschitz constant is carried along its
+graph: products along a chain, sums at residual connections. Every factor is an upper bound, never
+an estimate from below:
+
+- linear: the spectral norm;
+- convolution: the least of several bounds, each valid for every size of the image, zero padding
+  and stride: Schur's test; the norm of the kernel as a matrix times the root of how often a pixel
+  is used; and for small kernels the largest norm of their Fourier symbol on a grid plus what it can
+  change between grid points (zero padding compresses the convolution on the infinite grid);
+- batch normalisation in evaluation mode: the largest factor of a channel;
+- pooling: the root of the largest row sum times the largest column sum, or for maxima the root of
+  how many windows share a pixel;
+- activations by their steepest slope; flattening, dropout in evaluation mode and the like by one.
+
+Anything else is refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from .hooks import evaluating
+
+__all__ = ["NotBoundedError", "lipschitz"]
+
+# Roundings of the factors themselves.
+_SLACK = 1 + 1e-6
+# Symbols are formed for kernels of at most so many numbers, on a grid of this side.
+_SYMBOL, _GRID = 64 * 64 * 9, 32
+
+_SLOPES: dict[type[nn.Module], float] = {
+    nn.Identity: 1.0,
+    nn.Flatten: 1.0,
+    nn.Unflatten: 1.0,
+    nn.Dropout: 1.0,
+    nn.Dropout1d: 1.0,
+    nn.Dropout2d: 1.0,
+    nn.Dropout3d: 1.0,
+    nn.ReLU: 1.0,
+    nn.ReLU6: 1.0,
+    nn.Hardtanh: 1.0,
+    nn.Softplus: 1.0,
+    nn.Tanh: 1.0,
+    nn.Softsign: 1.0,
+    nn.LogSigmoid: 1.0,
+    nn.Hardsigmoid: 1 / 6,
+    nn.Sigmoid: 0.25,
+    nn.GELU: 1.13,
+    nn.SiLU: 1.1,
+    nn.Mish: 1.09,
+    nn.Hardswish: 1.5,
+    nn.SELU: 1.7581,
+}
+_PIECEWISE_AFFINE = (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.LeakyReLU, nn.PReLU)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NORMALISATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+_AVERAGE_POOLS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+_ADAPTIVE = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+
+_SAME_FUNCTIONS: set[Any] = {
+    torch.flatten,
+    torch.reshape,
+    torch.squeeze,
+    torch.unsqueeze,
+    torch.relu,
+    torch.permute,
+    torch.transpose,
+    torch.tanh,
+    F.relu,
+    F.relu_,
+    F.relu6,
+    F.hardtanh,
+    F.dropout,
+    F.dropout2d,
+    F.softplus,
+    F.tanh,
+}
+_SAME_METHODS = {
+    "contiguous",
+    "flatten",
+    "permute",
+    "relu",
+    "relu_",
+    "reshape",
+    "squeeze",
+    "transpose",
+    "unsqueeze",
+    "view",
+    "tanh",
+    "float",
+}
+_SUMS: set[Any] = {operator.add, operator.iadd, operator.sub, operator.isub, torch.add, torch.sub}
+
+
+class NotBoundedError(TypeError):
+    """A part of the network for which no bound is known."""
+
+
+def lipschitz(network: nn.Module, center: Tensor, scale: Tensor) -> tuple[float, Tensor, bool]:
+    """A bound for ``z -> network(center + scale * z)``.
+
+    Args:
+        network: The network.
+        center: One input, without a batch dimension.
+        scale: Of each of its entries, of the same shape.
+
+    Returns:
+        The constant, the outputs ``(C,)`` at the center, and whether all is piecewise affine.
+
+    Raises:
+        NotBoundedError: Names the first part that has no bound.
+    """
+    with evaluating(network), torch.no_grad():
+        try:
+            graph = fx.symbolic_trace(network)
+        except Exception as error:  # whatever a forward pass may raise on symbols
+            raise NotBoundedError(
+                f"the network cannot be traced ({error}), so its parts are not known; its forward "
+                "pass must not depend on the values of its input"
+            ) from error
+        walk = _Walk(graph, scale)
+        output = walk.run(center[None])
+    if not isinstance(output, Tensor) or walk.result is None:
+        raise NotBoundedError(
+            f"the network returns {type(output).__name__}, not a tensor of outputs"
+        )
+    return walk.result * _SLACK, output.reshape(-1), walk.affine
+
+
+class _Walk(fx.Interpreter):
+    """Runs the graph on one input and carries the constants along."""
+
+    def __init__(self, graph: fx.GraphModule, scale: Tensor) -> None:
+        super().__init__(graph)
+        self.scale = scale
+        self.constants: dict[fx.Node, float] = {}
+        self.values: dict[fx.Node, Any] = {}
+        self.result: float | None = None
+        self.affine = True
+        # Nodes that are still the input, entry by entry.
+        self.plain: set[fx.Node] = set()
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        self.values[n] = value
+        if n.op == "output":
+            source = n.args[0]
+            self.result = self.constants.get(source) if isinstance(source, fx.Node) else None
+        elif isinstance(value, Tensor):
+            self.constants[n] = self._constant(n, value)
+        return value
+
+    def _constant(self, n: fx.Node, value: Tensor) -> float:
+        if n.op == "placeholder":
+            self.plain.add(n)
+            return float(self.scale.double().abs().max())
+        if n.op == "get_attr":
+            return 0.0
+        before = [a for a in n.all_input_nodes if a in self.constants]
+        if n.op == "call_module":
+            module = self.fetch_attr(str(n.target))
+            return self._module(module, n, before[0], value)
+        known = [self.constants[a] for a in before]
+        name = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", n.target)
+        if n.target in _SUMS:
+            if "alpha" in n.kwargs:
+                raise NotBoundedError(
+                    f"the network calls {name} with alpha, for which no bound is known"
+                )
+            return sum(known)
+        if n.target in _SAME_FUNCTIONS or (n.op == "call_method" and n.target in _SAME_METHODS):
+            if getattr(n.target, "__name__", n.target) in ("tanh", "softplus"):
+                self.affine = False
+            if len(before) == 1 and before[0] in self.plain and _moves_nothing(name):
+                self.plain.add(n)
+            return known[0]
+        if n.target is torch.cat:
+            return math.sqrt(sum(k * k for k in known))
+        if n.target is F.gelu:
+            self.affine = False
+            return _SLOPES[nn.GELU] * known[0]
+        if n.target in (operator.mul, torch.mul) and len(known) == 1:
+            [factor] = [a for a in n.args if not isinstance(a, fx.Node)] or [None]
+            if isinstance(factor, int | float):
+                return abs(factor) * known[0]
+        if n.target in (operator.truediv, torch.div) and len(known) == 1:
+            divisor = n.args[1]
+            if isinstance(divisor, int | float):
+                return known[0] / abs(divisor)
+        if n.target in (torch.mean, "mean"):
+            entries = self.values[before[0]].numel() / max(1, value.numel())
+            return known[0] / math.sqrt(entries)
+        if n.target in (F.adaptive_avg_pool2d, F.avg_pool2d):
+            pool: Any = n.target
+            averaged = _averaging(
+                lambda x: pool(x, *n.args[1:], **n.kwargs), self.values[before[0]]
+            )
+            return known[0] * averaged
+        if n.target in (F.max_pool2d, torch.max_pool2d):
+            kernel = n.args[1] if len(n.args) > 1 else n.kwargs["kernel_size"]
+            stride = n.args[2] if len(n.args) > 2 else n.kwargs.get("stride")
+            dilation = n.args[4] if len(n.args) > 4 else n.kwargs.get("dilation", 1)
+            return known[0] * _shared(kernel, stride or kernel, dilation, 2)
+        raise NotBoundedError(f"the network calls {name}, for which no Lipschitz bound is known")
+
+    def _module(self, module: nn.Module, n: fx.Node, source: fx.Node, value: Tensor) -> float:
+        before, given = self.constants[source], self.values[source]
+        slope = _SLOPES.get(type(module))
+        if slope is not None:
+            if source in self.plain and isinstance(module, nn.Flatten | nn.Identity | nn.Dropout):
+                self.plain.add(n)
+            if not isinstance(module, (*_PIECEWISE_AFFINE, nn.Identity, nn.Flatten, nn.Unflatten)):
+                self.affine = self.affine and "Dropout" in type(module).__name__
+            return slope * before
+        if isinstance(module, nn.LeakyReLU):
+            return max(1.0, abs(module.negative_slope)) * before
+        if isinstance(module, nn.PReLU):
+            return max(1.0, float(module.weight.abs().max())) * before
+        if isinstance(module, nn.ELU | nn.CELU):
+            self.affine = False
+            alpha = abs(module.alpha) if isinstance(module, nn.ELU) else 1.0
+            return max(1.0, alpha) * before
+        if isinstance(module, nn.Linear):
+            weight = module.weight.double()
+            if source in self.plain and given.dim() == 2:
+                # Each entry by its own scale, instead of all by the largest.
+                return _norm(weight * self.scale.double().reshape(1, -1))
+            return _norm(weight) * before
+        if isinstance(module, _CONVOLUTIONS):
+            return _convolution(module) * before
+        if isinstance(module, _NORMALISATIONS):
+            if module.running_var is None:
+                raise NotBoundedError(
+                    f"'{n.target}' is a {type(module).__name__} without running statistics; it "
+                    "divides by the batch's own spread, which has no bound"
+                )
+            factor = (module.running_var.double() + module.eps).rsqrt()
+            if module.weight is not None:
+                factor = factor * module.weight.double().abs()
+            return float(factor.max()) * before
+        dimensions = given.dim() - 2
+        if isinstance(module, _MAX_POOLS):
+            return before * _shared(module.kernel_size, module.stride, module.dilation, dimensions)
+        if isinstance(module, (*_AVERAGE_POOLS, *_ADAPTIVE)):
+            return before * _averaging(module, given)
+        raise NotBoundedError(
+            f"'{n.target}' is a {type(module).__name__}, for which no Lipschitz bound is known"
+        )
+
+
+def _moves_nothing(name: Any) -> bool:
+    return name in ("flatten", "reshape", "view", "contiguous", "float")
+
+
+def _norm(matrix: Tensor) -> float:
+    return float(torch.linalg.matrix_norm(matrix, 2)) if matrix.numel() else 0.0
+
+
+def _tuple(value: Any, dimensions: int) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, Sequence) else (int(value),) * dimensions
+
+
+def _uses(kernel: Any, stride: Any, dilation: Any, dimensions: int) -> int:
+    """How many windows can hold one pixel."""
+    parts = zip(
+        _tuple(kernel, dimensions),
+        _tuple(stride, dimensions),
+        _tuple(dilation, dimensions),
+        strict=True,
+    )
+    return math.prod(math.ceil(k / s) if d == 1 else k for k, s, d in parts)
+
+
+def _shared(kernel: Any, stride: Any, dilation: Any, dimensions: int) -> float:
+    """The largest of each window: a change of one pixel reaches all windows that hold it."""
+    return math.sqrt(_uses(kernel, stride, dilation, dimensions))
+
+
+def _averaging(pool: Callable[[Tensor], Tensor], given: Tensor) -> float:
+    """Weights are non-negative: Schur's test with sums of rows and of columns."""
+    x = torch.ones_like(given, dtype=torch.float64).requires_grad_()
+    with torch.enable_grad():
+        rows = pool(x)
+        [columns] = torch.autograd.grad(rows.sum(), x)
+    return math.sqrt(float(rows.max()) * float(columns.max()))
+
+
+def _convolution(module: nn.Module) -> float:
+    weight: Tensor = module.weight.detach().double()  # type: ignore[operator]
+    groups: int = module.groups  # type: ignore[assignment]
+    dimensions = weight.dim() - 2
+    uses = _uses(module.kernel_size, module.stride, module.dilation, dimensions)
+    taps = math.prod(weight.shape[2:])
+    if getattr(module, "padding_mode", "zeros") not in ("zeros", "circular"):
+        # Reflected or repeated pixels are used more often than the kernel is large.
+        return math.prod((2.0,) * dimensions) * math.sqrt(taps) * _schur(weight, groups)
+    return max(_group(part, uses, taps, dimensions) for part in weight.chunk(groups))
+
+
+def _group(weight: Tensor, uses: int, taps: int, dimensions: int) -> float:
+    outputs, inputs = weight.shape[:2]
+    flat = weight.flatten(2)
+    bounds = [
+        _schur(weight, 1),
+        _norm(weight.flatten(1)) * math.sqrt(uses),
+        _norm(flat.transpose(1, 2).reshape(outputs * taps, inputs)) * math.sqrt(taps),
+    ]
+    if dimensions <= 2 and weight.numel() <= _SYMBOL:
+        bounds.append(_symbol(weight))
+    return min(bounds)
+
+
+def _schur(weight: Tensor, groups: int) -> float:
+    size = weight.abs()
+    rows = size.flatten(1).sum(1).max()
+    columns = torch.stack(
+        [part.transpose(0, 1).flatten(1).sum(1).max() for part in size.chunk(groups)]
+    )
+    return math.sqrt(float(rows) * float(columns.max()))
+
+
+def _symbol(weight: Tensor) -> float:
+    """The largest norm of the Fourier symbol: on a grid, plus its steepest slope in between."""
+    outputs, inputs, *kernel = weight.shape
+    positions = torch.cartesian_prod(*[torch.arange(k).double() - (k - 1) / 2 for k in kernel])
+    positions = positions.reshape(-1, len(kernel)).to(weight.device)
+    taps = weight.flatten(2).permute(2, 0, 1)  # (K, O, I)
+    steps = torch.arange(_GRID, device=weight.device).double() * (2 * math.pi / _GRID)
+    grid = torch.cartesian_prod(*[steps for _ in kernel]).reshape(-1, len(kernel))
+    phase = torch.exp(1j * (grid @ positions.T))  # (G, K)
+    symbol = (phase @ taps.flatten(1).to(phase.dtype)).reshape(-1, outputs, inputs)
+    largest = float(torch.linalg.matrix_norm(symbol, 2).max())
+    norms = torch.linalg.matrix_norm(taps, 2)
+    # No frequency is further than half a step from the grid in each direction.
+    slope = float((norms * positions.abs().sum(1)).sum())
+    return largest + slope * math.pi / _GRID
