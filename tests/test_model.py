@@ -22,7 +22,7 @@ def test_v_against_the_reference(name: str) -> None:
     build, shape = EVERY_NETWORK[name]
     network = build().double().eval()
     train, x = torch.randn(50, *shape).double(), 3 * torch.randn(9, *shape).double()
-    model = RGPR(network).fit([train[:20], train[20:]])
+    model = RGPR(network, residual="paper").fit([train[:20], train[20:]])
     sigma2 = torch.rand(len(model.layers)).double()
     model.sigma2 = sigma2
     inputs = {"input": (train, x)}
@@ -216,9 +216,9 @@ def test_on_a_gpu() -> None:
 def test_fit_does_not_depend_on_batches() -> None:
     x = torch.randn(301, 1, 8, 8)
     network = LeNet().eval()
-    a = RGPR(network).fit(x.split(301))
+    a = RGPR(network, residual="paper").fit(x.split(301))
     for batches in (x.split(7), x.flip(0).split(64)):
-        b = RGPR(network).fit(batches)
+        b = RGPR(network, residual="paper").fit(batches)
         for sa, sb in zip(a.residual.coordinates, b.residual.coordinates, strict=True):
             scale = sa.scale
             torch.testing.assert_close(sa.mean / scale, sb.mean / scale, rtol=0, atol=2e-6)

@@ -127,9 +127,9 @@ def test_newer_format_and_unknown_posterior(tmp_path: Path) -> None:
 def test_incomplete_content(tmp_path: Path) -> None:
     path, _ = saved(tmp_path)
     tensors, about = read(path)
-    for missing in ("sigma2", "layer.1.mean"):
+    for missing in ("sigma2", "layer.0.mean", "layer.1.axes"):
         write(path, {k: v for k, v in tensors.items() if k != missing}, about)
-        with pytest.raises(ValueError, match=r"is incomplete: it has no '(sigma2|mean)'"):
+        with pytest.raises(ValueError, match=r"is incomplete: it has no '(sigma2|mean|axes)'"):
             rgpr.load(path, mlp())
     write(path, tensors, {k: v for k, v in about.items() if k != "nan"})
     with pytest.raises(ValueError, match="is incomplete: it has no 'nan'"):

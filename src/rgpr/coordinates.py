@@ -80,7 +80,7 @@ class Coordinates(StableBuffers):
         self.of = of
         self.register_buffer("offset", None)
         for name, tensor in tensors.items():
-            self.register_buffer(name, tensor.detach().clone())
+            self.register_buffer(name, tensor.detach().clone(memory_format=torch.contiguous_format))
 
     def config(self) -> dict[str, Any]:
         """What, beside its tensors, it takes to build this again; JSON."""
@@ -186,10 +186,14 @@ class Prototypes(Coordinates):
 
     def forward(self, h: Tensor) -> Tensor:
         h = reduce(h, self.of).to(self.axes.dtype)
-        # Large rows overflow when squared; their direction alone says which is nearest.
         z = h * self.axes if self.axes.dim() == 1 else h @ self.axes
+        # An infinite entry is infinitely far, and not the NaN of its product with a zero.
+        z = torch.where(
+            h.isinf().any(1, keepdim=True) & ~h.isnan().any(1, keepdim=True), torch.inf, z
+        )
         if len(self.centers) == 1:
             return z - self.centers
+        # Large rows overflow when squared; divided by their peak, the nearest stays the nearest.
         peak = z.detach().abs().amax(1, keepdim=True).clamp_min(1)
         closeness = (z / peak) @ self.centers.T - self.centers.square().sum(1) / (2 * peak)
         return z - self.centers[closeness.argmax(1)]

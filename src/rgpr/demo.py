@@ -121,7 +121,7 @@ def train(task: Task, epochs: int) -> nn.Module:
     return network.eval()
 
 
-def wrap(network: nn.Module, task: Task) -> dict[str, RGPR]:
+def wrap(network: nn.Module, task: Task, residual: str = "adaptive") -> dict[str, RGPR]:
     """The network as it is and with last-layer Laplace, each without and with the residual."""
     loader = DataLoader(task.train, batch_size=256)
     with warnings.catch_warnings():
@@ -133,7 +133,7 @@ def wrap(network: nn.Module, task: Task) -> dict[str, RGPR]:
         la.optimize_prior_precision(pred_type="glm", method="marglik")
     models: dict[str, RGPR] = {}
     for name, base in (("MAP", network), ("last-layer Laplace", la)):
-        extended = RGPR(base).fit(loader)
+        extended = RGPR(base, residual=residual).fit(loader)
         plain = RGPR(base, layers="input").fit(loader)
         plain.sigma2 = 0.0
         models |= {name: plain, f"{name} + RGPR": extended}

@@ -88,7 +88,7 @@ class RGPR(StableBuffers):
         layers: LayerChoice = "auto",
         likelihood: str | None = None,
         *,
-        residual: str | ResidualRecipe = "paper",
+        residual: str | ResidualRecipe = "adaptive",
         nan: str = "propagate",
     ) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class RGPR(StableBuffers):
         Args:
             train_loader: Yields ``(x, y)``, ``x`` or dicts; batches are moved to the network's
                 device. Labels are looked at by prototypes alone, which take the network's own
-                predictions where there are none.
+                predictions where there are no class indices.
             r: Factor on the standard deviations, see :class:`rgpr.coordinates.Standardizer`.
             progress: Show a progress bar where there is a terminal.
 
@@ -210,7 +210,7 @@ class RGPR(StableBuffers):
         if self.likelihood == "regression":
             return torch.zeros(len(x), dtype=torch.long, device=x.device), 1
         outputs = outputs_of(output, x)
-        if target is not None:
+        if target is not None and not target.is_floating_point():
             y = check_target(target, outputs, self.likelihood, number).to(x.device)
         else:
             y = outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()

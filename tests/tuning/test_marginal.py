@@ -160,7 +160,7 @@ def test_an_ensembles_covariances_are_those_of_its_members() -> None:
 def test_no_point_of_a_grid_is_better(layers: int, likelihood: str) -> None:
     """The whole way, from loaders, against matrices formed pair by pair."""
     network, x, y, la = fitted_laplace("full", likelihood)
-    model = rgpr.RGPR(la, layers="input" if layers == 1 else "auto").fit([x[:30]])
+    model = rgpr.RGPR(la, layers="input" if layers == 1 else "auto", residual="paper").fit([x[:30]])
     data, target = x[30:], y[30:]
     n = len(data)
 

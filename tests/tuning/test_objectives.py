@@ -70,7 +70,9 @@ class Reference:
 def test_no_point_of_a_grid_is_better(layers: int, objective: str) -> None:
     network, x, y = overconfident()
     reference = Reference(network, x[:60], layers)
-    model = rgpr.RGPR(network, layers="input" if layers == 1 else "auto").fit([x[:60]])
+    model = rgpr.RGPR(network, layers="input" if layers == 1 else "auto", residual="paper").fit(
+        [x[:60]]
+    )
     val, labels, out = x[60:], y[60:], 2 * torch.randn(90, 4).double()
 
     def value(sigma2: tuple[float, ...]) -> float:
@@ -94,7 +96,7 @@ def test_no_point_of_a_grid_is_better(layers: int, objective: str) -> None:
 def test_joint_temperature_against_a_grid() -> None:
     network, x, y = overconfident()
     reference = Reference(network, x[:60], 1)
-    model = rgpr.RGPR(network, layers="input").fit([x[:60]])
+    model = rgpr.RGPR(network, layers="input", residual="paper").fit([x[:60]])
     val, labels = x[60:], y[60:]
     result = model.tune([(val, labels)], temperature=True)
     temperatures = [math.exp(t / 8) for t in range(-16, 25)]
@@ -117,7 +119,7 @@ class Widened(Posterior):
 def test_monte_carlo_against_a_grid_with_its_own_samples(objective: str) -> None:
     """The same estimator with 4000 other samples finds no better scale."""
     network, x, y = overconfident()
-    model = rgpr.RGPR(Widened(network), layers="input").fit([x[:60]])
+    model = rgpr.RGPR(Widened(network), layers="input", residual="paper").fit([x[:60]])
     val, labels, out = x[60:], y[60:], 2 * torch.randn(90, 4).double()
     ood = {"ood": [out]} if objective == "ood" else {}
     result = model.tune([(val, labels)], objective, link_approx="mc", n_samples=1000, **ood)

@@ -110,7 +110,7 @@ def _prepare(
 ) -> tuple[Task, RGPR, RGPR, DataLoader[Any], tuple[Tensor, Tensor]]:
     """A trained network without and with residual, validation data, and the rest of the test."""
     torch.manual_seed(seed)
-    models = wrap(train(task, epochs), task)
+    models = wrap(train(task, epochs), task, residual="paper")
     x, y = task.test
     half = len(x) // 2
     validation = DataLoader(TensorDataset(x[:half], y[:half]), batch_size=256)
