@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
+from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, roc_auc_score
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from rgpr.metrics import accuracy, brier, confidence, ece, nll
+from rgpr.metrics import accuracy, auroc, brier, confidence, ece, fpr95, nll
 
 
 def case(seed: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,3 +52,50 @@ def test_half_precision_is_welcome() -> None:
     p, y = case(0, 10)
     for dtype in (torch.bfloat16, torch.float16):
         assert ece(p.to(dtype), y) == pytest.approx(ece(p, y), abs=0.02)
+
+
+def scores(seed: int, n: int, m: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores in few steps, so that many tie."""
+    generator = torch.Generator().manual_seed(seed)
+    inside = torch.randn(n, generator=generator) + 1
+    outside = torch.randn(m, generator=generator)
+    return (steps * inside).round() / steps, (steps * outside).round() / steps
+
+
+@given(st.integers(0, 1000), st.integers(1, 70), st.integers(1, 70), st.sampled_from([1, 3, 10**6]))
+def test_detection_against_scikit_learn_and_counting(seed: int, n: int, m: int, steps: int) -> None:
+    inside, outside = scores(seed, n, m, steps)
+    labels = torch.cat([torch.ones(n), torch.zeros(m)])
+    assert auroc(inside, outside) == pytest.approx(
+        roc_auc_score(labels.numpy(), torch.cat([inside, outside]).numpy())
+    )
+    pairs = [float(a > b) + 0.5 * float(a == b) for a in inside for b in outside]
+    assert auroc(inside, outside) == pytest.approx(sum(pairs) / len(pairs))
+    # Every threshold that 95 % of the data pass, in whole numbers; the fewest outliers that do.
+    enough = [t for t in inside if 100 * int((inside >= t).sum()) >= 95 * n]
+    assert fpr95(inside, outside) == min(int((outside >= t).sum()) for t in enough) / m
+
+
+def test_detection_at_its_ends() -> None:
+    low, high = torch.arange(5.0), torch.arange(5.0) + 10
+    assert (fpr95(high, low), auroc(high, low)) == (0, 1)
+    assert (fpr95(low, high), auroc(low, high)) == (1, 0)
+    same = torch.ones(4)
+    assert (fpr95(same, same), auroc(same, same)) == (1, 0.5)
+    infinite = torch.tensor([-torch.inf, 0.0])
+    assert auroc(low + 1, infinite) == 1
+    # 1 of 20 may be left below, and 0 of 19.
+    twenty = torch.arange(20.0)
+    assert fpr95(twenty, torch.tensor([0.5])) == 0
+    assert fpr95(twenty[:19], torch.tensor([0.5])) == 1
+
+
+def test_wrong_scores_are_refused() -> None:
+    good = torch.ones(3)
+    for measure in (fpr95, auroc):
+        with pytest.raises(ValueError, match=r"in_scores have shape \(3, 1\)"):
+            measure(good[:, None], good)
+        with pytest.raises(ValueError, match=r"out_scores have shape \(0,\)"):
+            measure(good, good[:0])
+        with pytest.raises(ValueError, match="out_scores hold a NaN at 1"):
+            measure(good, torch.tensor([0.0, torch.nan]))

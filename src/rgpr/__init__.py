@@ -1,7 +1,18 @@
 """Honest confidence far from the training data, for PyTorch models that are already trained."""
 
+from .check import check
+from .coordinates import ResidualRecipe, Strategy
 from .model import RGPR, load
 from .posteriors import Posterior, as_posterior, register_posterior
 
-__all__ = ["RGPR", "Posterior", "as_posterior", "load", "register_posterior"]
+__all__ = [
+    "RGPR",
+    "Posterior",
+    "ResidualRecipe",
+    "Strategy",
+    "as_posterior",
+    "check",
+    "load",
+    "register_posterior",
+]
 __version__ = "0.1.0"

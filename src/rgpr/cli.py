@@ -43,6 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     run_paper.add_argument("--seed", type=int, default=0, help="seed of everything random")
     run_paper.add_argument("--small", action="store_true", help="a tenth of the training")
+    detection = run_paper.add_argument_group("detection")
+    detection.add_argument("--data", type=Path, help="folder that holds the images, as NAME.npz")
+    detection.add_argument("--set", dest="name_of_set", metavar="SET", help="mnist or cifar10, ...")
+    detection.add_argument(
+        "--seeds", type=int, nargs="+", help="one network each (default: --seed)"
+    )
+    detection.add_argument("--device", help="where to train and predict (default: cpu)")
     options = parser.parse_args(arguments)
     if options.version:
         from . import __version__
@@ -80,7 +87,13 @@ def _paper(options: argparse.Namespace) -> int:
         known = ", ".join(EXPERIMENTS)
         print(f"no experiment '{options.name}'; there are: {known}", file=sys.stderr)
         return 2
-    run_experiment(options.name, options.out, seed=options.seed, small=options.small)
+    own = {name: getattr(options, name) for name in ("data", "name_of_set", "seeds", "device")}
+    own = {name: value for name, value in own.items() if value is not None}
+    try:
+        run_experiment(options.name, options.out, seed=options.seed, small=options.small, **own)
+    except FileNotFoundError as error:
+        print(error, file=sys.stderr)
+        return 1
     return 0
 
 

@@ -181,6 +181,7 @@ class Prototypes(Coordinates):
             values, vectors = torch.linalg.eigh(shrunk)
             axes = vectors * values.clamp_min(1e-12 * typical).rsqrt() / r
         dtype = torch.promote_types(dtype, torch.float32)
+        means = means.to(axes.dtype)
         centers = means * axes if axes.dim() == 1 else means @ axes
         super().__init__(of, {"axes": axes.to(dtype), "centers": centers.to(dtype)})
 

@@ -129,6 +129,7 @@ def lipschitz(network: nn.Module, center: Tensor, scale: Tensor) -> tuple[float,
                 "pass must not depend on the values of its input"
             ) from error
         walk = _Walk(graph, scale)
+        walk.extra_traceback = False  # the message says which part it is
         output = walk.run(center[None])
     if not isinstance(output, Tensor) or walk.result is None:
         raise NotBoundedError(
@@ -151,6 +152,12 @@ class _Walk(fx.Interpreter):
         self.plain: set[fx.Node] = set()
 
     def run_node(self, n: fx.Node) -> Any:
+        module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
+        if isinstance(module, _NORMALISATIONS) and module.running_var is None:
+            raise NotBoundedError(
+                f"'{n.target}' is a {type(module).__name__} without running statistics; it "
+                "divides by the batch's own spread, which has no bound"
+            )
         value = super().run_node(n)
         self.values[n] = value
         if n.op == "output":
@@ -158,6 +165,11 @@ class _Walk(fx.Interpreter):
             self.result = self.constants.get(source) if isinstance(source, fx.Node) else None
         elif isinstance(value, Tensor):
             self.constants[n] = self._constant(n, value)
+        elif n.op == "call_module":
+            kind = type(self.fetch_attr(str(n.target))).__name__
+            raise NotBoundedError(
+                f"'{n.target}' is a {kind}, for which no Lipschitz bound is known"
+            )
         return value
 
     def _constant(self, n: fx.Node, value: Tensor) -> float:
@@ -239,11 +251,7 @@ class _Walk(fx.Interpreter):
         if isinstance(module, _CONVOLUTIONS):
             return _convolution(module) * before
         if isinstance(module, _NORMALISATIONS):
-            if module.running_var is None:
-                raise NotBoundedError(
-                    f"'{n.target}' is a {type(module).__name__} without running statistics; it "
-                    "divides by the batch's own spread, which has no bound"
-                )
+            assert module.running_var is not None
             factor = (module.running_var.double() + module.eps).rsqrt()
             if module.weight is not None:
                 factor = factor * module.weight.double().abs()
@@ -253,9 +261,11 @@ class _Walk(fx.Interpreter):
             return before * _shared(module.kernel_size, module.stride, module.dilation, dimensions)
         if isinstance(module, (*_AVERAGE_POOLS, *_ADAPTIVE)):
             return before * _averaging(module, given)
-        raise NotBoundedError(
-            f"'{n.target}' is a {type(module).__name__}, for which no Lipschitz bound is known"
-        )
+        raise NotBoundedError(_unknown(n, module))
+
+
+def _unknown(n: fx.Node, module: nn.Module) -> str:
+    return f"'{n.target}' is a {type(module).__name__}, for which no Lipschitz bound is known"
 
 
 def _moves_nothing(name: Any) -> bool:
@@ -301,10 +311,19 @@ def _convolution(module: nn.Module) -> float:
     dimensions = weight.dim() - 2
     uses = _uses(module.kernel_size, module.stride, module.dilation, dimensions)
     taps = math.prod(weight.shape[2:])
-    if getattr(module, "padding_mode", "zeros") not in ("zeros", "circular"):
-        # Reflected or repeated pixels are used more often than the kernel is large.
-        return math.prod((2.0,) * dimensions) * math.sqrt(taps) * _schur(weight, groups)
-    return max(_group(part, uses, taps, dimensions) for part in weight.chunk(groups))
+    bound = max(_group(part, uses, taps, dimensions) for part in weight.chunk(groups))
+    return bound * math.sqrt(_copies(module, dimensions))
+
+
+def _copies(module: nn.Module, dimensions: int) -> int:
+    """How often padding that is not zeros can repeat a pixel."""
+    mode = module.padding_mode
+    if mode == "zeros":
+        return 1
+    sides: Any = module._reversed_padding_repeated_twice
+    pairs = [sides[2 * i] + sides[2 * i + 1] for i in range(dimensions)]
+    # The edge is repeated by every padded pixel; wrapped or mirrored ones at most twice.
+    return math.prod(1 + both if mode == "replicate" else min(1 + both, 3) for both in pairs)
 
 
 def _group(weight: Tensor, uses: int, taps: int, dimensions: int) -> float:
@@ -336,7 +355,9 @@ def _symbol(weight: Tensor) -> float:
     positions = positions.reshape(-1, len(kernel)).to(weight.device)
     taps = weight.flatten(2).permute(2, 0, 1)  # (K, O, I)
     steps = torch.arange(_GRID, device=weight.device).double() * (2 * math.pi / _GRID)
-    grid = torch.cartesian_prod(*[steps for _ in kernel]).reshape(-1, len(kernel))
+    # A real kernel's symbol at minus a frequency is its conjugate: half of the grid is enough.
+    ranges = [steps[: _GRID // 2 + 1]] + [steps] * (len(kernel) - 1)
+    grid = torch.cartesian_prod(*ranges).reshape(-1, len(kernel))
     phase = torch.exp(1j * (grid @ positions.T))  # (G, K)
     symbol = (phase @ taps.flatten(1).to(phase.dtype)).reshape(-1, outputs, inputs)
     largest = float(torch.linalg.matrix_norm(symbol, 2).max())

@@ -1,11 +1,15 @@
-"""How good and how honest probabilities are. All take ``(B, C)`` probabilities."""
+"""How good and how honest probabilities are, and how well scores tell data from outliers.
+
+The first take ``(B, C)`` probabilities; :func:`fpr95` and :func:`auroc` take a score for each
+input, higher for inputs that are more like the data.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-__all__ = ["accuracy", "brier", "confidence", "ece", "nll"]
+__all__ = ["accuracy", "auroc", "brier", "confidence", "ece", "fpr95", "nll"]
 
 
 def confidence(probabilities: Tensor) -> Tensor:
@@ -49,6 +53,59 @@ def ece(probabilities: Tensor, targets: Tensor, *, bins: int = 15) -> float:
     gap = torch.zeros(bins, dtype=torch.float64, device=top.device)
     gap.index_add_(0, index, correct - top)
     return gap.abs().sum().item() / len(top)
+
+
+def fpr95(in_scores: Tensor, out_scores: Tensor) -> float:
+    """Share of outliers that pass where at least 95 % of the data do: less is better.
+
+    Higher scores are more in-distribution. An input passes if its score is at least the threshold,
+    which is the largest that lets 95 % of the data pass; outliers that tie with it pass too.
+
+    Args:
+        in_scores: Of the data, ``(N,)``.
+        out_scores: Of the outliers, ``(M,)``.
+
+    Raises:
+        ValueError: Not vectors, empty, or with a NaN.
+
+    >>> fpr95(torch.tensor([0.9, 0.8, 0.7]), torch.tensor([0.75, 0.2]))
+    0.5
+    """
+    inside, outside = _scores("in_scores", in_scores), _scores("out_scores", out_scores)
+    # In whole numbers: 5 % of the data, rounded down, may be left below.
+    threshold = inside.sort().values[len(inside) * 5 // 100]
+    return (outside >= threshold).double().mean().item()
+
+
+def auroc(in_scores: Tensor, out_scores: Tensor) -> float:
+    """Probability that a data point scores above an outlier, ties counted half: more is better.
+
+    Higher scores are more in-distribution.
+
+    Args:
+        in_scores: Of the data, ``(N,)``.
+        out_scores: Of the outliers, ``(M,)``.
+
+    Raises:
+        ValueError: Not vectors, empty, or with a NaN.
+
+    >>> auroc(torch.tensor([0.9, 0.5]), torch.tensor([0.5, 0.2]))
+    0.875
+    """
+    inside, outside = _scores("in_scores", in_scores), _scores("out_scores", out_scores)
+    ordered, inside = outside.sort().values, inside.to(outside.device)
+    below = torch.searchsorted(ordered, inside)
+    not_above = torch.searchsorted(ordered, inside, right=True)
+    return int((below + not_above).sum()) / (2 * len(inside) * len(outside))
+
+
+def _scores(name: str, scores: Tensor) -> Tensor:
+    if scores.dim() != 1 or len(scores) == 0:
+        raise ValueError(f"{name} have shape {tuple(scores.shape)}; expected (N,), one an input")
+    if bool(scores.isnan().any()):
+        row = int(scores.isnan().nonzero()[0])
+        raise ValueError(f"{name} hold a NaN at {row}, which is neither high nor low: leave it out")
+    return scores.detach().double()
 
 
 def _checked(probabilities: Tensor, targets: Tensor | None = None) -> Tensor:

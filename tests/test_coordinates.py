@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import rgpr
+from networks import blobs, convolutional, mlp
+from rgpr.coordinates import RESIDUALS, Collector, Coordinates, Prototypes, Strategy, reduce
+from rgpr.exact import ResidualProcess
+from rgpr.kernels import dscs, dscs_gram
+from rgpr.standardize import ClassMoments
+
+EVERY = [
+    Strategy(kind, of, offset)
+    for kind in ("moments", "whitened", "prototypes")
+    for of in ("raw", "pooled", "normalised")
+    for offset in (None, 0.5, 1.0)
+]
+IDS = [f"{s.coordinates}-{s.of}-{s.offset}" for s in EVERY]
+
+
+def collected(strategy: Strategy, h: Tensor, y: Tensor, batches: int = 3) -> Coordinates:
+    collector = Collector(strategy, 1.0)
+    for part, labels in zip(h.chunk(batches), y.chunk(batches), strict=True):
+        collector.update(collector.reduce(part), labels, int(y.max()) + 1)
+    return collector.finish()
+
+
+@pytest.mark.parametrize("strategy", EVERY, ids=IDS)
+def test_the_theorem_holds_for_every_strategy(strategy: Strategy) -> None:
+    """Hidden coordinates may be bounded; the input's never are."""
+    x, y = torch.rand(90, 2, 8, 8), torch.arange(90) % 3
+    recipe = rgpr.ResidualRecipe(hidden=strategy, input=Strategy(offset=strategy.offset))
+    model = rgpr.RGPR(convolutional(), residual=recipe).fit([(x[:40], y[:40]), (x[40:], y[40:])])
+    far = [model.variance(alpha * x[:9]) for alpha in (1e6, 1e8)]
+    slope = (far[1] / far[0]).log() / math.log(100)
+    torch.testing.assert_close(slope, torch.full_like(slope, 3.0), atol=0.02, rtol=0)
+    for link in ("probit", "mc", "bridge"):
+        p = model(1e12 * x[:9], link_approx=link, n_samples=30)
+        torch.testing.assert_close(p, torch.full_like(p, 1 / 3), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("strategy", EVERY, ids=IDS)
+def test_batches_do_not_matter_and_files_keep_it(strategy: Strategy) -> None:
+    h, y = torch.randn(120, 5, 4, 3) + 2, torch.arange(120) % 4
+    whole, parts = collected(strategy, h, y, 1), collected(strategy, h, y, 7)
+    a, b = whole.beyond(3 * h), parts.beyond(3 * h)
+    same_axes = strategy.coordinates == "moments"
+    # Eigenvectors have no sign of their own, but distances have none either.
+    torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3 if same_axes else 5e-3)
+    again = Coordinates.from_saved(whole.config(), whole.state_dict())
+    assert torch.equal(again.beyond(h), whole.beyond(h))
+
+
+def test_prototypes_by_hand() -> None:
+    """Means, covariance and nearest class written out, example by example."""
+    y = torch.arange(60) % 3
+    h = torch.randn(60, 4) @ torch.randn(4, 4) + 3 * torch.randn(3, 4)[y]
+    coordinates = collected(Strategy("prototypes", "raw", shrinkage=0.2), h.double(), y)
+    means = torch.stack([h[y == c].double().mean(0) for c in range(3)])
+    deviations = h.double() - means[y]
+    covariance = deviations.T @ deviations / 60
+    shrunk = 0.8 * covariance + 0.2 * covariance.diagonal().mean() * torch.eye(4).double()
+    inverse = shrunk.inverse()
+    points = 4 * torch.randn(20, 4).double()
+    for point, z in zip(points, coordinates(points), strict=True):
+        squared = [float((point - m) @ inverse @ (point - m)) for m in means]
+        assert float(z.square().sum()) == pytest.approx(min(squared), rel=1e-8)
+    # The principal axes: within classes the coordinates are uncorrelated.
+    own = coordinates(h.double()) if len(means) == 1 else (deviations @ coordinates.axes)
+    spread = own.T @ own / 60
+    off = spread - spread.diagonal().diag()
+    assert off.abs().max() < 1e-9
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 10**6))
+def test_class_moments_against_plain_sums(n: int, classes: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    h = torch.randn(n, 3, generator=generator).double() * 5
+    y = torch.randint(classes, (n,), generator=generator)
+    full, diagonal = ClassMoments(classes), ClassMoments(classes, diagonal=True)
+    for part, labels in zip(h.split(7), y.split(7), strict=True):
+        full.update(part, labels)
+        diagonal.update(part, labels)
+    means = torch.stack(
+        [h[y == c].mean(0) if bool((y == c).any()) else torch.zeros(3) for c in range(classes)]
+    )
+    deviations = h - means[y]
+    torch.testing.assert_close(full.means, means, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(full.scatter, deviations.T @ deviations, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(diagonal.scatter, full.scatter.diagonal(), rtol=1e-9, atol=1e-9)
+    assert torch.equal(full.counts, torch.bincount(y, minlength=classes).double())
+
+
+def test_thousands_of_classes_take_no_cube() -> None:
+    """(B, C, D) would be eight gigabytes here."""
+    classes, width = 4000, 256
+    coordinates = Prototypes(torch.randn(classes, width), torch.eye(width).double())
+    h = torch.randn(2000, width)
+    z = coordinates(h)
+    some = torch.randint(2000, (20,))
+    scaled = torch.cdist(h[some], torch.linalg.solve(coordinates.axes.T, coordinates.centers.T).T)
+    torch.testing.assert_close(z[some].norm(dim=1), scaled.amin(1), rtol=1e-3, atol=1e-3)
+
+
+def test_wide_layers_keep_variances_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rgpr.coordinates._WIDEST", 3)
+    h, y = torch.randn(50, 4) * torch.tensor([1.0, 2.0, 5.0, 0.1]), torch.arange(50) % 2
+    coordinates = collected(Strategy("prototypes", "raw", shrinkage=0.0), h, y)
+    assert coordinates.axes.shape == (4,)
+    means = torch.stack([h[y == c].mean(0) for c in range(2)])
+    scale = (h - means[y]).square().mean(0).sqrt()
+    nearest = torch.cdist(h / scale, means / scale).argmin(1)
+    torch.testing.assert_close(coordinates(h), (h - means[nearest]) / scale, rtol=1e-4, atol=1e-4)
+
+
+def test_reductions() -> None:
+    images, tokens = torch.randn(3, 4, 5, 6), torch.randn(3, 7, 4)
+    assert torch.equal(reduce(images, "raw"), images.flatten(1))
+    torch.testing.assert_close(reduce(images, "pooled"), images.mean((2, 3)))
+    torch.testing.assert_close(reduce(tokens, "pooled"), tokens.mean(1))
+    unit = reduce(images, "normalised")
+    torch.testing.assert_close(unit.norm(dim=1), torch.ones(3))
+    torch.testing.assert_close(reduce(1e30 * images, "normalised"), unit)
+    assert reduce(0 * images, "normalised").isfinite().all()
+
+
+def test_far_rows_neither_overflow_nor_turn_to_nan() -> None:
+    coordinates = Prototypes(torch.randn(5, 4), torch.eye(4).double())
+    z = coordinates(torch.tensor([[1e37, 0, 0, 1.0], [torch.inf, 0, 0, 1], [torch.nan, 0, 0, 1]]))
+    assert z[0].isfinite().all()
+    assert z[1].isinf().all()
+    assert z[2].isnan().any()
+
+
+class TestOffsets:
+    """Features that start where the data end."""
+
+    def fitted(self, offset: float) -> tuple[rgpr.RGPR, Tensor]:
+        x = torch.randn(80, 4).double()
+        recipe = rgpr.ResidualRecipe(input=Strategy(offset=offset))
+        network = mlp(4, 1, width=6, hidden=1).double()
+        model = rgpr.RGPR(network, layers="input", likelihood="regression", residual=recipe)
+        return model.fit(x.split(11)), x
+
+    def test_the_kernel_is_zero_at_every_training_point(self) -> None:
+        model, x = self.fitted(1.0)
+        coordinates = model.residual.at(0)
+        z, far = coordinates(x), coordinates(10 * torch.randn(30, 4).double())
+        assert (dscs(z[:, None], far[None], offset=coordinates.offset) == 0).all()
+        assert (dscs_gram(z, offset=coordinates.offset) == 0).all()
+        assert (model.variance(x) == 0).all()
+        assert (model.variance(3 * x) > 0).any()
+
+    def test_the_approximation_is_the_posterior(self) -> None:
+        """Proposition 1 with an equals sign."""
+        model, x = self.fitted(1.0)
+        coordinates = model.residual.at(0)
+
+        def gram(a: Tensor, b: Tensor) -> Tensor:
+            return 0.7 * dscs_gram(coordinates(a), coordinates(b), offset=coordinates.offset)
+
+        network = model.posterior.network
+        count = sum(p.numel() for p in network.parameters())
+        process = ResidualProcess(network, torch.eye(count).double(), gram, noise=0.1)
+        y, points = torch.randn(80).double(), 6 * torch.randn(25, 4).double()
+        exact, approximate = process.exact(points, x, y), process.approximate(points, x, y)
+        for a, b in zip(exact, approximate, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+        plain = ResidualProcess(
+            network,
+            torch.eye(count).double(),
+            lambda a, b: dscs_gram(coordinates(a), coordinates(b)),
+            0.1,
+        )  # without the offset it is an approximation only
+        gap = plain.exact(points, x, y)[1] - plain.approximate(points, x, y)[1]
+        assert gap.abs().max() > 1e-4
+
+    def test_quantiles(self) -> None:
+        model, x = self.fitted(0.9)
+        z = model.residual.at(0)(x).abs()
+        share = (z <= model.residual.at(0).offset).double().mean(0)
+        torch.testing.assert_close(share, torch.full_like(share, 0.9), atol=0.02, rtol=0)
+
+    def test_float32_maximum_is_exact_too(self) -> None:
+        x = torch.rand(300, 7) * torch.tensor([1e-3, 1, 1e3, 1, 1, 5, 1e6]) + 1000
+        recipe = rgpr.ResidualRecipe(input=Strategy(offset=1.0))
+        model = rgpr.RGPR(mlp(7), layers="input", residual=recipe).fit(x.split(13))
+        assert (model.variance(x) == 0).all()
+
+
+def test_labels_or_predictions() -> None:
+    x, y = blobs(3, n=90)
+    network = mlp()
+    with torch.no_grad():
+        predicted = network(x).argmax(1)
+    by_labels = rgpr.RGPR(network).fit([(x, y)])
+    alone, told = rgpr.RGPR(network).fit([x]), rgpr.RGPR(network).fit([(x, predicted)])
+    assert torch.equal(alone.variance(3 * x), told.variance(3 * x))
+    assert not torch.equal(alone.variance(3 * x), by_labels.variance(3 * x))
+    with pytest.raises(ValueError, match=r"batch 0 has targets .* from 3 to 3"):
+        rgpr.RGPR(network).fit([(x, torch.full((90,), 3))])
+    binary = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    one = rgpr.RGPR(binary).fit([(x, y % 2)])
+    assert len(one.residual.at(1).centers) == 2
+    regression = rgpr.RGPR(mlp(), likelihood="regression").fit([(x, torch.randn(90, 3))])
+    assert len(regression.residual.at(1).centers) == 1
+
+
+def test_words_and_recipes() -> None:
+    assert rgpr.RGPR(mlp()).recipe == RESIDUALS["adaptive"]
+    assert rgpr.RGPR(mlp(), residual="paper").recipe == RESIDUALS["paper"]
+    with pytest.raises(ValueError, match="residual='best' is not one of 'paper', 'adaptive'"):
+        rgpr.RGPR(mlp(), residual="best")
+    with pytest.raises(ValueError, match="would not go to 1/C"):
+        rgpr.ResidualRecipe(input=Strategy("prototypes", "normalised"))
+    for bad in ({"coordinates": "nearest"}, {"of": "mean"}, {"offset": 1.5}, {"shrinkage": -1}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            Strategy(**bad)
