@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -273,3 +275,21 @@ def test_it_reads_and_draws(digits: Task, tmp_path: Path) -> None:
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
     wider, narrower = model.certify(0.1), model.certify(0.01)
     assert wider.radius < certificate.radius < narrower.radius
+
+
+@pytest.mark.skipif(
+    "RGPR_DATA" not in os.environ, reason="RGPR_DATA names no folder with mnist.npz"
+)
+def test_a_network_trained_on_mnist_keeps_it() -> None:
+    with np.load(Path(os.environ["RGPR_DATA"]) / "mnist.npz") as file:
+        x = torch.from_numpy(file["x_train"][:10_000]).float()[:, None] / 255
+        y = torch.from_numpy(file["y_train"][:10_000]).long()
+    network = lenet()
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+    for batch, labels in zip(x.split(64), y.split(64), strict=True):
+        optimizer.zero_grad()
+        F.cross_entropy(network(batch), labels).backward()
+        optimizer.step()
+    model = rgpr.RGPR(network).fit(list(zip(x.split(500), y.split(500), strict=True)))
+    certificate = model.certify(0.05)
+    attack(model, (1, 28, 28), certificate.radius, 0.15, 50)

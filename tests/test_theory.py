@@ -13,9 +13,9 @@ from laplace import Laplace
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from networks import blobs, convolutional, mlp
+from networks import Task, blobs, convolutional, mlp
 from rgpr import RGPR, Posterior
-from rgpr.gaussian import DiagonalGaussian, Gaussian
+from rgpr.gaussian import DiagonalGaussian, Gaussian, symmetric_normal
 
 ALPHAS = (1e4, 1e5, 1e6)
 
@@ -164,3 +164,80 @@ def test_only_linear_growth_of_the_mean_is_needed(activation: type[nn.Module]) -
     with torch.no_grad():
         assert (model(1e10 * x) - 0.25).abs().max() < 1e-3
     assert math.isclose(float(model(x).sum()), 30)
+
+
+class TestSymmetricMonteCarlo:
+    """Noise in which every class wins equally often."""
+
+    @pytest.mark.parametrize("classes", [2, 3, 10])
+    @pytest.mark.parametrize("n_samples", [1, 2, 7, 10, 30, 101])
+    def test_far_away(self, classes: int, n_samples: int) -> None:
+        """Exactly 1/C if C divides S, at most ceil(S/C)/S otherwise; here, not on average."""
+        x = torch.randn(40, 4)
+        model = RGPR(mlp(4, classes)).fit([x])
+        p = model(1e11 * x, link_approx="mc", n_samples=n_samples)
+        limit = math.ceil(n_samples / classes) / n_samples
+        assert p.amax(1).max() <= limit + 1e-4
+        if n_samples % classes == 0:
+            torch.testing.assert_close(p, torch.full_like(p, 1 / classes), atol=1e-4, rtol=0)
+
+    def test_one_output(self) -> None:
+        x = torch.randn(40, 4)
+        model = RGPR(mlp(4, 1)).fit([x])
+        p = model(1e11 * x, link_approx="mc", n_samples=2)
+        torch.testing.assert_close(p, torch.full_like(p, 0.5), atol=1e-4, rtol=0)
+
+    def test_unbiased(self) -> None:
+        """Many small symmetric estimates against a million independent samples."""
+        x = torch.randn(4, 4)
+        model = RGPR(mlp()).fit([torch.randn(50, 4)])
+        model.sigma2 = 3.0
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            reference = torch.zeros(4, 3).double()
+            for _ in range(10):
+                samples = model.predictive_samples(x, 100_000, generator, symmetric=False)
+                reference += samples.softmax(-1).mean(0) / 10
+            small = torch.stack(
+                [
+                    model(x, link_approx="mc", n_samples=5, generator=generator).double()
+                    for _ in range(4000)
+                ]
+            )
+        error = (small.mean(0) - reference).abs()
+        assert (error < 5 * small.std(0) / 4000**0.5 + 3e-3).all()
+
+    @pytest.mark.parametrize("sigma2", [1e-3, 0.1, 10.0])
+    def test_never_a_larger_variance_on_digits(self, digits: Task, sigma2: float) -> None:
+        model = RGPR(digits.network).fit(digits.loader())
+        model.sigma2 = sigma2
+        x = torch.cat([digits.x[:60], 2 * digits.x[:60], torch.rand(60, 64)])
+        generator = torch.Generator().manual_seed(0)
+
+        def spread(symmetric: bool) -> Tensor:
+            with torch.no_grad():
+                estimates = torch.stack(
+                    [
+                        model.predictive_samples(x, 20, generator, symmetric=symmetric)
+                        .softmax(-1)
+                        .mean(0)
+                        for _ in range(300)
+                    ]
+                )
+            return estimates.var(0).mean(1)
+
+        symmetric, independent = spread(True), spread(False)
+        # Where next to nothing varies, a variance of 300 numbers is that of its few rare ones.
+        seen = independent > 1e-6
+        ratio = (symmetric / independent)[seen]
+        assert seen.sum() > 50
+        assert ratio.mean() < 0.95
+        # The ratio of two variances from 300 estimates each scatters by 12 % around the truth.
+        assert ratio.quantile(0.95) < 1.2
+
+    def test_shifts_have_the_law_of_independent_noise(self) -> None:
+        noise = symmetric_normal(50_000, (1, 3), torch.zeros(1), torch.Generator().manual_seed(0))
+        flat = noise[:, 0]
+        torch.testing.assert_close(flat.mean(0), torch.zeros(3).double(), atol=0.03, rtol=0)
+        torch.testing.assert_close(torch.cov(flat.T), torch.eye(3).double(), atol=0.05, rtol=0)
+        assert symmetric_normal(7, (2, 3), torch.zeros(1), None).shape == (7, 2, 3)

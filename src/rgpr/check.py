@@ -64,9 +64,9 @@ class Check:
         lines = [f"{name:{width}}  {value}" for name, value in rows]
         conclusions = {
             True: "The confidence goes to 1/C in every direction; model.certify() says where.",
-            None: "So the confidence goes to 1/C in the directions that were measured; there is no "
+            None: "The confidence goes to 1/C in the directions that were measured; there is no "
             "proof for all of them.",
-            False: "So nothing makes the confidence go to 1/C: the outputs outgrow the residual, or "
+            False: "Nothing makes the confidence go to 1/C: the outputs outgrow the residual, or "
             "the input's sigma2 is zero.",
         }
         return "\n".join([*lines, conclusions[self.holds]])

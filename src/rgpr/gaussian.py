@@ -38,19 +38,25 @@ def symmetric_normal(
 ) -> Tensor:
     """Standard normal noise ``(S, B, C)`` that prefers no class, for every ``S``.
 
-    Each vector that is drawn appears in all its cyclic shifts (a single output with both signs):
-    a shift of independent normals is as likely as they are, so every sample has the right law, but
-    among the ``C`` shifts of one vector every class is the largest exactly once. If ``C`` does not
-    divide ``S``, the last vector lacks some of its shifts.
+    Among every ``C`` samples each class has the largest entry exactly once: independent vectors
+    are shifted cyclically until their largest entries lie where they should. Which class that is
+    has the same chance for all, so this is stratified sampling with strata of equal size: every
+    sample has the law of independent normals, and no average of any function of it has a larger
+    variance than with independent samples. A single output takes both signs in turn.
     """
     rows, outputs = shape
+    drawn = standard_normal((n_samples, rows, outputs), like, generator)
+    strata = max(2, outputs)
+    device = like.device if generator is None else generator.device
+    blocks = (math.ceil(n_samples / strata), rows, strata)
+    # A random order in each block, so that in a last one that is cut short none is preferred.
+    order = torch.rand(blocks, generator=generator, device=device).argsort(-1).to(like.device)
+    wanted = order.transpose(1, 2).flatten(0, 1)[:n_samples]  # (S, B)
     if outputs == 1:
-        half = standard_normal(((n_samples + 1) // 2, rows, 1), like, generator)
-        return torch.stack([half, -half], 1).flatten(0, 1)[:n_samples]
-    drawn = standard_normal((math.ceil(n_samples / outputs), rows, outputs), like, generator)
+        return drawn.abs() * (2 * wanted - 1)[..., None]
+    shift = (drawn.argmax(-1) - wanted)[..., None]
     index = torch.arange(outputs, device=like.device)
-    shifts = drawn[..., (index[:, None] + index) % outputs]  # (J, B, shift, C)
-    return shifts.transpose(1, 2).flatten(0, 1)[:n_samples]
+    return drawn.gather(-1, (index + shift) % outputs)
 
 
 class Gaussian(ABC):

@@ -443,7 +443,7 @@ class RGPR(StableBuffers):
             x: ``(B, ...)``.
             n_samples: How many.
             generator: Source of the samples.
-            symmetric: For classification, take the residual's noise in all its cyclic shifts, as
+            symmetric: For classification, spread the residual's noise evenly over the classes, as
                 ``link_approx="mc"`` does: each sample has the same law, but they are not
                 independent of each other. ``False`` for samples that are.
         """

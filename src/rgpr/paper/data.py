@@ -1,21 +1,50 @@
 """Images for the experiments, from a folder that the user names.
 
-The folder holds ``NAME.npz`` with uint8 ``x_train, y_train, x_test, y_test``: images ``N x H x W`` or
-``N x H x W x 3``, labels ``N``. A set that is only ever an outlier needs no training part.
+The folder holds ``NAME.npz`` with uint8 ``x_train, y_train, x_test, y_test``: images ``N x H x W``
+or ``N x H x W x 3``, labels ``N``. A set that is only ever an outlier needs no training part.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-__all__ = ["read_images"]
+__all__ = ["Images", "Loader", "digits", "grey", "read_images", "some", "three_channels"]
+
+Images = tuple[Tensor, Tensor]
 
 
-def read_images(root: Path | None, name: str, part: str = "test") -> tuple[Tensor, Tensor]:
+class Loader:
+    """Batches of images that stay on their device; uint8 is divided by 255, a batch at a time.
+
+    Args:
+        x: ``(N, C, H, W)``.
+        y: Labels; without them it yields images alone.
+        size: Of a batch.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor | None = None, size: int = 1000) -> None:
+        self.x, self.y, self.size = x, y, size
+        self.dataset = range(len(x))  # laplace-torch asks for its length
+
+    def __len__(self) -> int:
+        return -(-len(self.x) // self.size)
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, len(self.x), self.size):
+            rows = slice(start, start + self.size)
+            x = self.x[rows]
+            x = x.float() / 255 if x.dtype == torch.uint8 else x
+            yield x if self.y is None else (x, self.y[rows])
+
+
+def read_images(root: Path | None, name: str, part: str = "test") -> Images:
     """One part of a data set: images ``(N, C, H, W)`` in uint8, labels ``(N,)`` in int64.
 
     Args:
@@ -53,3 +82,32 @@ def read_images(root: Path | None, name: str, part: str = "test") -> tuple[Tenso
         raise ValueError(f"{path} has {len(x)} images and {y.numel()} labels in '{part}'")
     x = x[:, None] if x.dim() == 3 else x.permute(0, 3, 1, 2)
     return x.contiguous(), y.reshape(-1).long()
+
+
+def digits() -> tuple[Images, Images]:
+    """scikit-learn's digits for training and testing, each pixel made four: 16 x 16 images."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    x = torch.tensor(images / 16 * 255, dtype=torch.uint8).reshape(-1, 1, 8, 8)
+    x = some(x.repeat_interleave(2, 2).repeat_interleave(2, 3), len(x), 0)
+    y = some(torch.tensor(labels).long(), len(x), 0)
+    cut = int(0.7 * len(x))
+    return (x[:cut], y[:cut]), (x[cut:], y[cut:])
+
+
+def some(x: Tensor, count: int, seed: int) -> Tensor:
+    """So many rows, or all if there are fewer, in random order."""
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    return x[order[:count].to(x.device)]
+
+
+def grey(x: Tensor) -> Tensor:
+    """Colour images of 32 x 32 as grey ones of 28 x 28, in [0, 1]."""
+    means = x.float().mean(1, keepdim=True) / 255
+    return F.interpolate(means, size=(28, 28), mode="bilinear", antialias=True).clamp(0, 1)
+
+
+def three_channels(x: Tensor) -> Tensor:
+    """Grey images of 28 x 28 as colour images of 32 x 32, with a black margin."""
+    return F.pad(x, (2, 2, 2, 2)).repeat(1, 3, 1, 1)
