@@ -13,7 +13,7 @@ def test_the_figure_and_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[
     picture, table = tmp_path / "new" / "tuning.png", tmp_path / "new" / "tuning.md"
     assert picture.read_bytes().startswith(b"\x89PNG")
     rows = [line.split("|")[1:-1] for line in table.read_text().splitlines()[2:]]
-    assert len(rows) == 8
+    assert len(rows) == 9
     assert all(len(row) == 9 for row in rows)
     by_name = {row[0].strip(): row for row in rows}
     # Confidence at ten times the data: less after tuning for outliers than after the likelihood.
