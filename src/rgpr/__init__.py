@@ -1,8 +1,9 @@
 """Honest confidence far from the training data, for PyTorch models that are already trained."""
 
-from .check import check
+from .assumptions import check
 from .coordinates import ResidualRecipe, Strategy
-from .model import RGPR, load
+from .files import load
+from .model import RGPR
 from .posteriors import Posterior, as_posterior, register_posterior
 
 __all__ = [

@@ -16,6 +16,7 @@ __all__ = [
     "check_input",
     "check_logits",
     "check_rows",
+    "check_target",
     "inputs",
     "inputs_and_targets",
     "labelled",
@@ -225,3 +226,30 @@ def check_logits(output: Any) -> None:
                 "the network returns probabilities (each row sums to 1); the residual works on "
                 "logits. Leave out the final softmax"
             )
+
+
+def check_target(target: Tensor, outputs: Tensor, likelihood: str, number: int) -> Tensor:
+    """Class indices ``(B,)`` or values ``(B, C)``, whatever harmless form they came in.
+
+    Raises:
+        ValueError: They do not fit the outputs; the message names the batch.
+    """
+    flat = target.reshape(len(target), -1)
+    columns = 1 if likelihood == "classification" else outputs.shape[-1]
+    if flat.shape != (len(outputs), columns):
+        wanted = "class indices (B,)" if likelihood == "classification" else f"(B, {columns})"
+        raise ValueError(
+            f"batch {number} has targets of shape {tuple(target.shape)} for {len(outputs)} inputs; "
+            f"expected {wanted}"
+        )
+    if likelihood == "regression":
+        if not bool(flat.isfinite().all()):
+            raise ValueError(f"batch {number} has targets that are not finite; remove them")
+        return flat.double()
+    classes = max(2, outputs.shape[-1])
+    if flat.is_floating_point() or bool(((flat < 0) | (flat >= classes)).any()):
+        raise ValueError(
+            f"batch {number} has targets of {target.dtype} from {flat.min().item()} to "
+            f"{flat.max().item()}; expected whole numbers from 0 to {classes - 1}, one a class"
+        )
+    return flat[:, 0].long()

@@ -2,47 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .certificate import Certificate, certify
-from .coordinates import RESIDUALS, Collector, Coordinates, ResidualRecipe, Strategy
-from .data import (
-    Reservoir,
-    check_batch,
-    check_input,
-    check_logits,
-    check_rows,
-    inputs_and_targets,
-    network_dtype_device,
-)
+from .coordinates import RESIDUALS, ResidualRecipe
+from .data import check_input, inputs_and_targets, network_dtype_device
 from .explanation import Explanation
+from .fitting import fit
 from .gaussian import Gaussian, standard_normal, symmetric_normal
-from .hooks import evaluating, full_precision, plain_module
+from .hooks import full_precision
 from .posteriors import Posterior, as_posterior
-from .posteriors.base import outputs_of
 from .predictive import bridge, calibrated, monte_carlo, probit
-from .representations import LayerChoice, capture, check_layers
+from .representations import LayerChoice, check_layers
 from .residual import Residual
 from .standardize import StableBuffers
-from .storage import check_same_network, read, write
-from .tuning.outputs import check_target
 from .tuning.result import TuningResult
 from .tuning.run import tune
 
-__all__ = ["RGPR", "load"]
+__all__ = ["RGPR"]
 
 T = TypeVar("T")
-
-# Untuned scales: all layers together add about this much variance at the 95 % quantile of the
-# training data, where the probit then shrinks logits by 2 %.
-UNTUNED_VARIANCE = 0.1
-_PROBE = 256
 
 
 class RGPR(StableBuffers):
@@ -146,94 +130,12 @@ class RGPR(StableBuffers):
             ValueError: No batch, fewer than two inputs, inputs of differing shapes, or a value
                 that is not finite; the message names the batch.
         """
-        if not r > 0:
-            raise ValueError(f"r = {r} must be positive: it scales standard deviations")
-        network = self.posterior.network
-        device = network_dtype_device(network)[1]
-        layers: list[str] = []
-        collectors: list[Collector] = []
-        shape: torch.Size | None = None
-        probe = Reservoir(_PROBE)
-        waiting: list[tuple[Collector, Tensor]] = []
-        seen = 0
-
-        def consume(index: int, h: Tensor) -> None:
-            check_rows(layers[index], h, x)
-            collector = collectors[index]
-            if collector.needs_classes:
-                waiting.append((collector, collector.reduce(h).clone()))
-            else:
-                collector.update(collector.reduce(h), None, 1)
-
-        with evaluating(network):
-            for number, (batch, target) in enumerate(
-                inputs_and_targets(train_loader, progress=progress, description="rgpr fit")
-            ):
-                x = batch if device is None else batch.to(device)
-                check_batch(number, x, network, shape)
-                if len(x) == 0:
-                    continue
-                if shape is None:
-                    layers = self.posterior.choose_layers(self._choice, x)
-                    strategies = [self.recipe.input] + [self.recipe.hidden] * (len(layers) - 1)
-                    collectors = [Collector(strategy, r) for strategy in strategies]
-                    shape = x.shape[1:]
-                consume(0, x)
-                probe.add(x)
-                with capture(network, layers, consume):
-                    output = network(x.clone())  # it may change its input in place
-                if number == 0 and self.likelihood == "classification":
-                    check_logits(output)
-                if waiting:
-                    y, classes = self._classes(output, target, x, number)
-                    for collector, h in waiting:
-                        collector.update(h, y, classes)
-                    waiting.clear()
-                seen += len(x)
-                finite = torch.stack([c.total for c in collectors]).isfinite().tolist()
-                if not all(finite):
-                    raise ValueError(
-                        f"batch {number}: layer '{layers[finite.index(False)]}' gives values that "
-                        "are not finite; the network overflows on its own training data"
-                    )
-        if seen < 2:
-            raise ValueError("the loader gave fewer than two inputs; nothing can be standardised")
-        residual = Residual([collector.finish() for collector in collectors])
-        residual.sigma2 = self._harmless(layers, residual, *probe.items)
-        self._layers, self._input_shape, self.residual = layers, shape, residual
+        fitted = fit(
+            self.posterior, self._choice, self.recipe, self.likelihood, train_loader, r, progress
+        )
+        self._layers, self._input_shape, self.residual = fitted
+        self.calibration = None
         return self
-
-    def _classes(
-        self, output: Any, target: Tensor | None, x: Tensor, number: int
-    ) -> tuple[Tensor, int]:
-        """The class of each row and how many there are: labels, or the network's predictions."""
-        if self.likelihood == "regression":
-            return torch.zeros(len(x), dtype=torch.long, device=x.device), 1
-        outputs = outputs_of(output, x)
-        if target is not None and not target.is_floating_point():
-            y = check_target(target, outputs, self.likelihood, number).to(x.device)
-        else:
-            y = outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()
-        return y, max(2, outputs.shape[1])
-
-    def _harmless(self, layers: Sequence[str], residual: Residual, probe: Tensor) -> Tensor:
-        """Scales that add little at the data; see :meth:`fit`."""
-
-        def mean(x: Tensor) -> Tensor:
-            if self.likelihood == "classification":
-                self.posterior.network(x)
-                return x.new_zeros(0)
-            gaussian: Gaussian = self.posterior(x)
-            return gaussian.mean
-
-        read = [_read(self.posterior, layers, residual, x, mean) for x in torch.split(probe, 64)]
-        variance = UNTUNED_VARIANCE
-        if self.likelihood == "regression":
-            spread = torch.cat([outputs for outputs, _ in read]).double().var(0, correction=0)
-            variance *= float(spread.mean()) or 1.0
-        typical = torch.cat([u for _, u in read]).quantile(0.95, dim=0)
-        share = variance / len(layers)
-        return torch.where(typical > 0, share / typical, share)
 
     @property
     def layers(self) -> list[str]:
@@ -544,7 +446,7 @@ class RGPR(StableBuffers):
             )
         finite = peak.isfinite()
         clean = torch.where(finite.reshape(-1, *[1] * (x.dim() - 1)), x, 0.0)
-        result, u = _read(self.posterior, self._layers, residual, clean, run)
+        result, u = residual.read(self.posterior, self._layers, clean, run)
         return result, torch.where(finite[:, None], u, peak[:, None])
 
     def _residual_variance(self, x: Tensor, u: Tensor) -> Tensor:
@@ -584,106 +486,13 @@ class RGPR(StableBuffers):
             RuntimeError: The model was not fitted.
             TypeError: The posterior still needs the object it was made from.
         """
-        residual = self._fitted()
-        posterior = self.posterior
-        if posterior.kind is None:
-            raise TypeError(
-                f"a {type(posterior).__name__} predicts through the object it was made from, "
-                "which cannot be saved here; save that object and call fit again after loading it"
-            )
-        tensors = {f"network.{k}": t for k, t in posterior.network.state_dict().items()}
-        tensors |= {f"posterior.{k}": t for k, t in posterior.own_tensors().items()}
-        tensors |= {"sigma2": residual.sigma2, "temperature": self.temperature}
-        optional = {"calibration": self.calibration, "threshold": self._threshold}
-        tensors |= {name: tensor for name, tensor in optional.items() if tensor is not None}
-        every = [residual.at(index) for index in range(len(self._layers))]
-        for index, coordinates in enumerate(every):
-            tensors |= {f"layer.{index}.{k}": t for k, t in coordinates.state_dict().items()}
-        about = {
-            "posterior": posterior.kind,
-            "config": posterior.config(),
-            "likelihood": self.likelihood,
-            "layers": self._layers,
-            "coordinates": [coordinates.config() for coordinates in every],
-            "residual": dataclasses.asdict(self.recipe),
-            "input_shape": list(self._input_shape or ()),
-            "nan": self.nan,
-        }
-        write(path, tensors, about)
+        from .files import save  # it knows this module
+
+        save(self, path)
 
     def extra_repr(self) -> str:
         layers = self._layers or self._choice
         return f"likelihood={self.likelihood!r}, layers={layers!r}"
-
-
-def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
-    """The model that :meth:`RGPR.save` wrote.
-
-    Args:
-        path: The file.
-        network: A network of the same architecture. The saved weights are loaded into it, as
-            with ``load_state_dict``, once everything else in the file has been checked.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: The file is damaged or not ours, or belongs to another network.
-    """
-    tensors, about = read(path)
-    network = plain_module(network)
-
-    def part(prefix: str) -> dict[str, Tensor]:
-        return {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}
-
-    weights = part("network.")
-    check_same_network(weights, network, path)
-    try:
-        kind, layers = about["posterior"], about["layers"]
-        if kind not in Posterior.kinds:
-            raise ValueError(
-                f"{path} holds a posterior of kind '{kind}', known here: "
-                f"{sorted(Posterior.kinds)}; import the module that defines it, or upgrade rgpr"
-            )
-        posterior = Posterior.kinds[kind].from_saved(network, about["config"], part("posterior."))
-        recipe = _recipe_from_json(about["residual"])
-        model = RGPR(posterior, layers, about["likelihood"], residual=recipe, nan=about["nan"])
-        coordinates = [
-            Coordinates.from_saved(config, part(f"layer.{index}."))
-            for index, config in enumerate(about["coordinates"])
-        ]
-        model.residual = Residual(coordinates, tensors["sigma2"])
-        model.temperature = tensors["temperature"]
-        model.calibration = tensors.get("calibration")
-        model._threshold = tensors.get("threshold")
-        model._layers, model._input_shape = layers, torch.Size(about["input_shape"])
-    except KeyError as missing:
-        raise ValueError(f"{path} is incomplete: it has no {missing}; save it again") from missing
-    network.load_state_dict(weights)
-    device = network_dtype_device(network)[1]
-    return model if device is None else model.to(device)
-
-
-def _read(
-    posterior: Posterior,
-    layers: Sequence[str],
-    residual: Residual,
-    x: Tensor,
-    run: Callable[[Tensor], T],
-) -> tuple[T, Tensor]:
-    """``run(x)`` and ``u``, from one pass through the network."""
-    columns: dict[int, Tensor] = {0: residual.unit_variance(0, x)}
-
-    def consume(index: int, h: Tensor) -> None:
-        check_rows(layers[index], h, x)
-        columns[index] = residual.unit_variance(index, h)
-
-    with evaluating(posterior), capture(posterior.network, layers, consume):
-        result = run(x)
-    return result, torch.stack([columns[index] for index in range(len(layers))], dim=1)
-
-
-def _recipe_from_json(about: dict[str, Any]) -> ResidualRecipe:
-    strategies = {name: Strategy(**about[name]) for name in ("input", "hidden")}
-    return ResidualRecipe(**{**about, **strategies})
 
 
 def _far(dtype: torch.dtype) -> float:

@@ -10,16 +10,23 @@ paper's: standardised units); ``l = 0`` is the input and carries the theorem. ``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from .coordinates import Coordinates
+from .data import check_rows
+from .hooks import evaluating
 from .kernels import mean_cube_
+from .posteriors import Posterior
+from .representations import capture
 from .standardize import StableBuffers
 
 __all__ = ["Residual"]
+
+T = TypeVar("T")
 
 # Numbers that a CPU works on at a time: what fits its cache need not go through memory again.
 _CACHED = 1 << 19
@@ -66,6 +73,20 @@ class Residual(StableBuffers):
 
         rows = max(1, _CACHED // max(1, h[:1].numel()))
         return torch.cat([u_on_cpu(part) for part in torch.split(h, rows)])
+
+    def read(
+        self, posterior: Posterior, layers: Sequence[str], x: Tensor, run: Callable[[Tensor], T]
+    ) -> tuple[T, Tensor]:
+        """``run(x)`` and ``u``, from one pass through the posterior's network."""
+        columns: dict[int, Tensor] = {0: self.unit_variance(0, x)}
+
+        def consume(index: int, h: Tensor) -> None:
+            check_rows(layers[index], h, x)
+            columns[index] = self.unit_variance(index, h)
+
+        with evaluating(posterior), capture(posterior.network, layers, consume):
+            result = run(x)
+        return result, torch.stack([columns[index] for index in range(len(layers))], dim=1)
 
     def forward(self, u: Tensor) -> Tensor:
         """``v(x)``: ``(B,)`` in float64 from ``u`` of shape ``(B, L)``."""

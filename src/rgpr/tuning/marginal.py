@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..data import check_batch, check_rows, labelled, network_dtype_device
+from ..data import check_batch, check_rows, check_target, labelled, network_dtype_device
 from ..gaussian import Gaussian
 from ..hooks import evaluating
 from ..kernels import dscs_gram
@@ -36,7 +36,7 @@ from ..posteriors import Posterior
 from ..representations import capture
 from ..residual import Residual
 from .likelihood import log_density
-from .outputs import Parameters, check_target
+from .outputs import Parameters
 
 __all__ = ["KernelMatrices", "collect_matrices", "laplace_evidence", "regression_evidence"]
 

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data import Reservoir, check_batch, inputs, labelled, network_dtype_device
+from ..data import Reservoir, check_batch, check_target, inputs, labelled, network_dtype_device
 from ..gaussian import Gaussian, symmetric_normal
 from ..posteriors import Posterior
 from ..predictive import log_softmax, probit_logits
 
-__all__ = ["Outputs", "Parameters", "check_target", "collect"]
+__all__ = ["Outputs", "Parameters", "collect"]
 
 # At most this much is kept of one set of examples; more of them are thinned evenly.
 _BYTES = 1 << 30
@@ -178,30 +178,3 @@ def collect(
         raise ValueError(f"{description}: the loader gave only empty batches")
     u, first, second, *rest = kept.items
     return Outputs(u, first, second, rest[0] if rest else None, kept.seen)
-
-
-def check_target(target: Tensor, outputs: Tensor, likelihood: str, number: int) -> Tensor:
-    """Class indices ``(B,)`` or values ``(B, C)``, whatever harmless form they came in.
-
-    Raises:
-        ValueError: They do not fit the outputs; the message names the batch.
-    """
-    flat = target.reshape(len(target), -1)
-    columns = 1 if likelihood == "classification" else outputs.shape[-1]
-    if flat.shape != (len(outputs), columns):
-        wanted = "class indices (B,)" if likelihood == "classification" else f"(B, {columns})"
-        raise ValueError(
-            f"batch {number} has targets of shape {tuple(target.shape)} for {len(outputs)} inputs; "
-            f"expected {wanted}"
-        )
-    if likelihood == "regression":
-        if not bool(flat.isfinite().all()):
-            raise ValueError(f"batch {number} has targets that are not finite; remove them")
-        return flat.double()
-    classes = max(2, outputs.shape[-1])
-    if flat.is_floating_point() or bool(((flat < 0) | (flat >= classes)).any()):
-        raise ValueError(
-            f"batch {number} has targets of {target.dtype} from {flat.min().item()} to "
-            f"{flat.max().item()}; expected whole numbers from 0 to {classes - 1}, one a class"
-        )
-    return flat[:, 0].long()
