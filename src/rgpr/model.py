@@ -49,6 +49,7 @@ class RGPR(StableBuffers):
             which has to wait for the device at every call.
 
     Example:
+        >>> from torch import nn
         >>> network = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
         >>> x = torch.randn(64, 2)
         >>> model = RGPR(network).fit([x])

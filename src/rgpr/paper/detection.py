@@ -211,6 +211,7 @@ def _one_seed(
         torch.manual_seed(seed)
         network = setting.network()
     train(network, training, setting.recipe, device=device, seed=seed, checkpoint=checkpoint)
+    network.to(memory_format=torch.contiguous_format)  # laplace-torch views weights as vectors
     seconds: dict[str, Any] = {"training": time.perf_counter() - started}
     x, y = test
     rows = some(torch.arange(len(x), device=device), len(x), seed)
