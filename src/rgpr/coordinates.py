@@ -304,7 +304,7 @@ class Collector:
         r: Factor on the spread.
     """
 
-    def __init__(self, strategy: Strategy, r: float) -> None:
+    def __init__(self, strategy: Strategy, r: float = 1.0) -> None:
         self.strategy, self.r = strategy, r
         self.moments = Moments()
         self.classes: ClassMoments | None = None
@@ -319,6 +319,33 @@ class Collector:
         """What :meth:`update` takes: small where it has to wait for the classes."""
         self.dtype = h.dtype
         return reduce(h, self.strategy.of)
+
+    def merge(self, state: dict[str, Any]) -> None:
+        """Take in what another collector saw; see :attr:`state`."""
+        self.dtype = state["dtype"]
+        self.moments.merge(state["moments"])
+        if state["classes"] is not None:
+            if self.classes is None:
+                self.classes = ClassMoments(state["count"], diagonal=state["diagonal"])
+            self.classes.merge(state["classes"])
+        if state["rows"] is not None:
+            if self.rows is None:
+                self.rows = Reservoir(state["kept"])
+            self.rows.merge(state["rows"])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """All there is to know of the data seen."""
+        classes, rows = self.classes, self.rows
+        return {
+            "dtype": self.dtype,
+            "moments": self.moments.state,
+            "classes": None if classes is None else classes.state,
+            "count": None if classes is None else classes.classes,
+            "diagonal": None if classes is None else classes.diagonal,
+            "rows": None if rows is None else rows.state,
+            "kept": None if rows is None else rows.size,
+        }
 
     def update(self, h: Tensor, y: Tensor | None, classes: int) -> None:
         """Take in a batch that was reduced, with the class of each row."""
@@ -335,7 +362,9 @@ class Collector:
             if self.rows is None:
                 size = h[:1].numel() * h.element_size()
                 self.rows = Reservoir(max(16, min(10_000, _KEPT // max(1, size))))
-            self.rows.add(h)
+            self.rows.add(
+                h
+            )  # rows of representations: the sample of shards is as even, not the same
 
     @property
     def total(self) -> Tensor:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
+from .distributed import active
+
 __all__ = [
     "Reservoir",
     "check_batch",
@@ -21,8 +23,12 @@ __all__ = [
     "inputs_and_targets",
     "labelled",
     "network_dtype_device",
+    "row_keys",
 ]
 
+# Entries of a row that go into its key.
+_KEYED = 1024
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TARGET_KEYS = ("y", "label", "labels", "target", "targets")
 _INPUT_KEYS = ("x", "input", "inputs", "image", "images", "pixel_values", "features", "data")
 
@@ -50,7 +56,7 @@ def _batches(loader: Iterable[Any], *, progress: bool, description: str) -> Iter
     for batch in tqdm(loader, desc=description, leave=False, disable=None if progress else True):
         empty = False
         yield batch
-    if empty:
+    if empty and not active():  # one of several shards may be empty
         raise ValueError(
             "the loader gave no batch; is it empty, or an iterator that was used up before?"
         )
@@ -111,41 +117,75 @@ def _input_of(batch: Any) -> Tensor:
 
 
 class Reservoir:
-    """An even sample of at most ``size`` rows of a stream, in one pass; seeded.
+    """An even sample of at most ``size`` rows of a stream, the same however the stream is cut.
+
+    Every row has a key made from the bits of its input, as good as random; those with the smallest
+    keys are kept. So neither the size nor the order of batches matters, nor which of several
+    processes saw a row.
 
     Args:
-        size: The most rows that are kept; a longer stream is thinned evenly.
-        seed: Which rows.
+        size: The most rows that are kept.
     """
 
-    def __init__(self, size: int, *, seed: int = 0) -> None:
+    def __init__(self, size: int) -> None:
         self.size, self.seen = size, 0
         self._parts: list[tuple[Tensor, ...]] = []
-        self._generator = torch.Generator().manual_seed(seed)
+        self._waiting = 0
 
-    def add(self, *rows: Tensor) -> None:
-        """Take in a batch: tensors whose first dimension is the same examples."""
-        count = len(rows[0])
-        room = min(count, max(0, self.size - self.seen))
-        if room:
-            self._parts.append(tuple(t[:room].clone() for t in rows))
-        # Beyond that, row number n replaces one that was kept with probability size / n.
-        number = self.seen + torch.arange(room, count) + 1
-        draws = torch.rand(len(number), generator=self._generator, dtype=torch.float64)
-        slots = (draws * number).long().tolist()
-        replaced = {slot: room + i for i, slot in enumerate(slots) if slot < self.size}
-        if replaced:
-            for kept, new in zip(self.items, rows, strict=True):
-                old = torch.tensor(list(replaced), device=kept.device)
-                kept[old] = new[torch.tensor(list(replaced.values()), device=new.device)]
-        self.seen += count
+    def add(self, x: Tensor, *rows: Tensor) -> None:
+        """Take in a batch: inputs ``(B, ...)``, and what is kept of each (by default itself)."""
+        self._extend(row_keys(x), *(rows or (x,)), seen=len(x))
+
+    def merge(self, state: Any) -> None:
+        """Take in what another one kept; see :attr:`state`."""
+        seen, rows = state
+        if rows:
+            self._extend(*rows, seen=seen)
+
+    @property
+    def state(self) -> tuple[int, tuple[Tensor, ...]]:
+        """How many rows were seen, and the keys and rows that were kept."""
+        self._settle()
+        return self.seen, self._parts[0] if self._parts else ()
 
     @property
     def items(self) -> tuple[Tensor, ...]:
-        """The rows that were kept, of each tensor."""
-        if len(self._parts) > 1:
-            self._parts = [tuple(torch.cat(column) for column in zip(*self._parts, strict=True))]
-        return self._parts[0] if self._parts else ()
+        """The rows that were kept, of each tensor, in the order of their keys."""
+        return self.state[1][1:]
+
+    def _extend(self, keys: Tensor, *rows: Tensor, seen: int) -> None:
+        self.seen += seen
+        if self._parts and len(self._parts[0][0]) == self.size:
+            # Once it is full, few rows of a batch get in.
+            chosen = keys < self._parts[0][0][-1]
+            keys, rows = keys[chosen], tuple(t[chosen] for t in rows)
+        if len(keys):
+            self._parts.append((keys, *(t.clone() for t in rows)))
+            self._waiting += len(keys)
+        if self._waiting >= self.size:
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._waiting:
+            merged = [torch.cat(column) for column in zip(*self._parts, strict=True)]
+            kept = merged[0].argsort(stable=True)[: self.size]
+            self._parts, self._waiting = [tuple(t[kept] for t in merged)], 0
+
+
+def row_keys(x: Tensor) -> Tensor:
+    """A number for each row that is as good as random, and depends on its bits alone."""
+    flat = x.detach().flatten(1)
+    if flat.shape[1] > _KEYED:
+        # So many entries tell rows apart.
+        index = torch.linspace(0, flat.shape[1] - 1, _KEYED).long()
+        flat = flat[:, index.to(flat.device)]
+    bits = flat.contiguous().view(_INTEGERS[flat.element_size()]).long()
+    generator = torch.Generator().manual_seed(0)
+    factors = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator) * 2 + 1
+    keys = (bits * factors.to(bits.device)).sum(1)
+    for _ in range(3):  # every bit of the sum is to reach the leading ones
+        keys = (keys ^ ((keys >> 32) & 0xFFFFFFFF)) * 0x5851F42D4C957F2D
+    return keys
 
 
 def network_dtype_device(network: nn.Module) -> tuple[torch.dtype | None, torch.device | None]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .coordinates import Collector, ResidualRecipe
+from .coordinates import Collector, ResidualRecipe, Strategy
 from .data import (
     Reservoir,
     check_batch,
@@ -18,6 +18,7 @@ from .data import (
     inputs_and_targets,
     network_dtype_device,
 )
+from .distributed import together
 from .gaussian import Gaussian
 from .hooks import evaluating
 from .posteriors import Posterior
@@ -45,6 +46,38 @@ def fit(
     """Names of the representations, shape of one input, and the residual; see :meth:`RGPR.fit`."""
     if not r > 0:
         raise ValueError(f"r = {r} must be positive: it scales standard deviations")
+    device = network_dtype_device(posterior.network)[1]
+    shards = together(
+        lambda: _pass(posterior, choice, recipe, likelihood, train_loader, progress), device
+    )
+    full = [shard for shard in shards if shard["layers"]]
+    if sum(shard["probe"][0] for shard in full) < 2:
+        raise ValueError("the loader gave fewer than two inputs; nothing can be standardised")
+    layers, shape = full[0]["layers"], torch.Size(full[0]["shape"])
+    collectors = [Collector(strategy, r) for strategy in _strategies(recipe, layers)]
+    probe = Reservoir(_PROBE)
+    for shard in full:
+        probe.merge(shard["probe"])
+        for collector, state in zip(collectors, shard["collectors"], strict=True):
+            collector.merge(state)
+    residual = Residual([collector.finish() for collector in collectors])
+    residual.sigma2 = _harmless(posterior, layers, residual, likelihood, *probe.items)
+    return layers, shape, residual
+
+
+def _strategies(recipe: ResidualRecipe, layers: Sequence[str]) -> list[Strategy]:
+    return [recipe.input] + [recipe.hidden] * (len(layers) - 1)
+
+
+def _pass(
+    posterior: Posterior,
+    choice: LayerChoice,
+    recipe: ResidualRecipe,
+    likelihood: str,
+    train_loader: Iterable[Any],
+    progress: bool,
+) -> dict[str, Any]:
+    """The statistics of one shard."""
     network = posterior.network
     device = network_dtype_device(network)[1]
     layers: list[str] = []
@@ -71,8 +104,7 @@ def fit(
                 continue
             if shape is None:
                 layers = posterior.choose_layers(choice, x)
-                strategies = [recipe.input] + [recipe.hidden] * (len(layers) - 1)
-                collectors = [Collector(strategy, r) for strategy in strategies]
+                collectors = [Collector(strategy) for strategy in _strategies(recipe, layers)]
                 shape = x.shape[1:]
             consume(0, x)
             probe.add(x)
@@ -91,11 +123,12 @@ def fit(
                     f"batch {number}: layer '{layers[finite.index(False)]}' gives values that "
                     "are not finite; the network overflows on its own training data"
                 )
-    if shape is None or probe.seen < 2:
-        raise ValueError("the loader gave fewer than two inputs; nothing can be standardised")
-    residual = Residual([collector.finish() for collector in collectors])
-    residual.sigma2 = _harmless(posterior, layers, residual, likelihood, *probe.items)
-    return layers, shape, residual
+    return {
+        "layers": layers,
+        "shape": list(shape or ()),
+        "collectors": [collector.state for collector in collectors],
+        "probe": probe.state,
+    }
 
 
 def _classes(

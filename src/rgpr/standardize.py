@@ -6,6 +6,8 @@ LeVeque, in float64, so the result does not depend on how the data were cut beyo
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -63,6 +65,23 @@ class Moments:
         self.resolution = max(self.resolution, torch.finfo(h.dtype).eps)
         self._merge(len(h), mean, squares)
 
+    def merge(self, state: dict[str, Any]) -> None:
+        """Take in another's; see :attr:`state`."""
+        if state["count"] == 0:
+            return
+        if state["low"].numel():
+            first = self.count == 0
+            self.low = state["low"] if first else torch.minimum(self.low, state["low"])
+            self.high = state["high"] if first else torch.maximum(self.high, state["high"])
+        self.resolution = max(self.resolution, state["resolution"])
+        self._merge(state["count"], state["mean"], state["squares"])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """All there is to know of the data seen."""
+        names = ("count", "mean", "squares", "low", "high", "resolution")
+        return {name: getattr(self, name) for name in names}
+
     def _merge(self, count: int, mean: Tensor, squares: Tensor) -> None:
         if self.count == 0:
             self.count, self.mean, self.squares = count, mean, squares
@@ -111,14 +130,33 @@ class ClassMoments:
         means = h.new_zeros(len(present), h.shape[1]).index_add_(0, index, h)
         means = means / counts[:, None]
         deviations = h - means[index]
+        inner = deviations.square().sum(0) if self.diagonal else deviations.T @ deviations
+        self._merge(present, counts.double(), means, inner)
+
+    def merge(self, state: dict[str, Any]) -> None:
+        """Take in another's; see :attr:`state`."""
+        if state["counts"].numel() == 0:
+            return
+        if self.counts.numel() == 0:
+            self.counts, self.means, self.scatter = (
+                state[name].clone() for name in ("counts", "means", "scatter")
+            )
+            return
+        present = state["counts"].nonzero()[:, 0]
+        self._merge(present, state["counts"][present], state["means"][present], state["scatter"])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """All there is to know of the data seen."""
+        return {"counts": self.counts, "means": self.means, "scatter": self.scatter}
+
+    def _merge(self, present: Tensor, counts: Tensor, means: Tensor, scatter: Tensor) -> None:
         before = self.counts[present]
         delta = means - self.means[present]
         share = (counts / (before + counts))[:, None]
         weighted = delta * share * before[:, None]
-        if self.diagonal:
-            self.scatter += deviations.square().sum(0) + (delta * weighted).sum(0)
-        else:
-            self.scatter += deviations.T @ deviations + delta.T @ weighted
+        between = (delta * weighted).sum(0) if self.diagonal else delta.T @ weighted
+        self.scatter += scatter + between
         self.means[present] += delta * share
         self.counts[present] += counts
 

@@ -170,7 +170,7 @@ def test_images_get_smoothed_noise() -> None:
 
 @quiet
 def test_large_sets_are_thinned(model: rgpr.RGPR, digits: Task) -> None:
-    loader = [(digits.x, digits.y)] * 40
+    loader = [(digits.x + 1e-3 * i, digits.y) for i in range(40)]
     full = model.tune(loader, max_examples=None)
     thinned = model.tune(loader, max_examples=2000)
     assert full.examples == (40 * len(digits.x), 0)
@@ -201,22 +201,38 @@ def test_evaluating_in_parts_changes_nothing(
 
 def test_a_reservoir_is_even_and_aligned() -> None:
     hits = torch.zeros(100)
-    for seed in range(300):
-        kept = Reservoir(10, seed=seed)
-        for part in torch.arange(100).split(7):
-            kept.add(part, 2 * part)
+    for offset in range(300):
+        kept = Reservoir(10)
+        rows = torch.stack([torch.arange(100) / 7, torch.full((100,), float(offset))], 1)
+        for part in rows.split(7):
+            kept.add(part, part[:, 0], 2 * part[:, 0])
         first, second = kept.items
-        assert len(first) == 10
-        assert len(set(first.tolist())) == 10
+        assert len(first) == len(set(first.tolist())) == 10
         assert kept.seen == 100
         assert torch.equal(second, 2 * first)
-        hits[first] += 1
+        hits[(first * 7).round().long()] += 1
     assert hits.mean() == 30
     assert (hits - 30).abs().max() < 4.5 * (300 * 0.1 * 0.9) ** 0.5
     few = Reservoir(10)
-    few.add(torch.arange(4))
-    assert few.items[0].tolist() == [0, 1, 2, 3]
+    few.add(torch.arange(4.0)[:, None])
+    assert sorted(few.items[0][:, 0].tolist()) == [0, 1, 2, 3]
     assert Reservoir(3).items == ()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_a_reservoir_does_not_see_batches_nor_shards(dtype: torch.dtype) -> None:
+    x = torch.randn(500, 3000).to(dtype)
+    whole, parts, left, right = (Reservoir(20) for _ in range(4))
+    whole.add(x)
+    for part in x[torch.randperm(500)].split(3):
+        parts.add(part)
+    left.add(x[:17])
+    for part in x[17:].split(100):
+        right.add(part)
+    right.merge(left.state)
+    for other in (parts, right):
+        assert torch.equal(other.items[0], whole.items[0])
+        assert other.seen == whole.seen == 500
 
 
 def test_the_cache_predicts_what_the_model_predicts(model: rgpr.RGPR, digits: Task) -> None:

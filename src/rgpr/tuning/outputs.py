@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..data import Reservoir, check_batch, check_target, inputs, labelled, network_dtype_device
+from ..distributed import together
 from ..gaussian import Gaussian, symmetric_normal
 from ..posteriors import Posterior
 from ..predictive import log_softmax, probit_logits
@@ -121,7 +122,7 @@ def collect(
     progress: bool,
     description: str,
 ) -> Outputs:
-    """One pass over ``loader``.
+    """One pass over ``loader``, and the examples of all processes.
 
     Args:
         read: ``read(x, run)`` gives ``run(x)`` and ``u`` from one pass through the network.
@@ -138,12 +139,6 @@ def collect(
         description: Its label.
     """
     device = network_dtype_device(posterior.network)[1]
-    batches: Iterable[tuple[Tensor, Tensor | None]]
-    if likelihood is None:
-        batches = ((x, None) for x in inputs(loader, progress=progress, description=description))
-    else:
-        batches = labelled(loader, progress=progress, description=description)
-    kept: Reservoir | None = None
 
     def run(x: Tensor) -> tuple[Tensor, Tensor]:
         if link_approx == "mc":
@@ -153,28 +148,43 @@ def collect(
         gaussian: Gaussian = posterior(x)
         return gaussian.mean.double(), gaussian.variance.clamp(max=_LARGEST)
 
-    for number, (batch, target) in enumerate(batches):
-        x = batch if device is None else batch.to(device)
-        check_batch(number, x, posterior.network, shape)
-        if len(x) == 0:
-            continue
-        (first, second), u = read(x, run)
-        if not bool(first.isfinite().all()):
-            raise ValueError(
-                f"{description}: the network overflows on batch {number}; leave out examples that "
-                "far away, where every sigma2 predicts the same"
-            )
-        rows = [u.clamp(max=_LARGEST), first, second]
-        if target is not None:
-            rows.append(check_target(target, first, str(likelihood), number).to(first.device))
-        if kept is None:
-            size = sum(t[:1].numel() * t.element_size() for t in rows)
-            limit = max(1, _BYTES // size)
-            kept = Reservoir(limit if at_most is None else min(limit, at_most))
-        kept.add(*rows)
-        if stop_after is not None and kept.seen >= stop_after:
-            break
-    if kept is None:
+    def shard() -> tuple[int, Any]:
+        """How many may be kept, and what is."""
+        batches: Iterable[tuple[Tensor, Tensor | None]]
+        if likelihood is None:
+            every = inputs(loader, progress=progress, description=description)
+            batches = ((x, None) for x in every)
+        else:
+            batches = labelled(loader, progress=progress, description=description)
+        kept: Reservoir | None = None
+        for number, (batch, target) in enumerate(batches):
+            x = batch if device is None else batch.to(device)
+            check_batch(number, x, posterior.network, shape)
+            if len(x) == 0:
+                continue
+            (first, second), u = read(x, run)
+            if not bool(first.isfinite().all()):
+                raise ValueError(
+                    f"{description}: the network overflows on batch {number}; leave out examples "
+                    "that far away, where every sigma2 predicts the same"
+                )
+            rows = [u.clamp(max=_LARGEST), first, second]
+            if target is not None:
+                rows.append(check_target(target, first, str(likelihood), number).to(first.device))
+            if kept is None:
+                size = sum(t[:1].numel() * t.element_size() for t in rows)
+                limit = max(1, _BYTES // size)
+                kept = Reservoir(limit if at_most is None else min(limit, at_most))
+            kept.add(x, *rows)
+            if stop_after is not None and kept.seen >= stop_after:
+                break
+        return (0, (0, ())) if kept is None else (kept.size, kept.state)
+
+    shards = together(shard, device)
+    everything = Reservoir(max(size for size, _ in shards))
+    for _, state in shards:
+        everything.merge(state)
+    if everything.seen == 0:
         raise ValueError(f"{description}: the loader gave only empty batches")
-    u, first, second, *rest = kept.items
-    return Outputs(u, first, second, rest[0] if rest else None, kept.seen)
+    u, first, second, *rest = everything.items
+    return Outputs(u, first, second, rest[0] if rest else None, everything.seen)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..distributed import active
 from ..metrics import accuracy, confidence, ece, nll
 from ..noise import NoiseLoader, like_data
 from ..predictive import calibrated
@@ -133,6 +134,11 @@ def tune(
         model.temperature,
         residual.sigma2.new_tensor(0.0 if noise is None else noise),
     )
+    if objective == "marginal-likelihood" and active():
+        raise ValueError(
+            "the marginal likelihood needs all examples in one process; tune in one and share "
+            "model.sigma2, or use objective='likelihood'"
+        )
     outliers: Outputs | None = None
     trials: list[Trial] = []
     calibration: Tensor | None = None

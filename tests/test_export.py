@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from laplace import Laplace
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import rgpr
+from networks import LeNet, blobs, convolutional, mlp
+from rgpr import export
+from rgpr.posteriors import MCDropout
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def laplace_model(likelihood: str = "classification", structure: str = "kron") -> rgpr.RGPR:
+    x, y = blobs()
+    if likelihood == "regression":
+        y = torch.randn(len(x), 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        la = Laplace(mlp(), likelihood, "last_layer", structure)
+        la.fit(DataLoader(TensorDataset(x, y), batch_size=40))
+    return rgpr.RGPR(la).fit([(x, y)])
+
+
+def adaptive() -> rgpr.RGPR:
+    model = laplace_model()
+    x, y = blobs()
+    model.tune([(x, y)])
+    assert model.calibration is not None
+    return model
+
+
+MODELS = {
+    "map": (lambda: rgpr.RGPR(mlp()).fit([blobs()[0]]), (4,)),
+    "the paper's residual": (lambda: rgpr.RGPR(mlp(), residual="paper").fit([blobs()[0]]), (4,)),
+    "images": (lambda: rgpr.RGPR(LeNet()).fit([torch.rand(40, 1, 8, 8)]), (1, 8, 8)),
+    "last-layer Laplace": (laplace_model, (4,)),
+    "diagonal": (lambda: laplace_model(structure="diag"), (4,)),
+    "full": (lambda: laplace_model(structure="full"), (4,)),
+    "tuned and calibrated": (adaptive, (4,)),
+    "ensemble": (lambda: rgpr.RGPR([mlp(), mlp()]).fit([blobs()[0]]), (4,)),
+}
+
+
+def answers(path: Path, x: Tensor) -> list[np.ndarray]:
+    session = onnxruntime.InferenceSession(str(path))
+    return session.run(None, {"x": x.numpy()})
+
+
+@pytest.mark.parametrize(("build", "shape"), MODELS.values(), ids=MODELS)
+def test_onnxruntime_agrees(build, shape: tuple[int, ...], tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    model = build()
+    path = export.onnx(model, tmp_path / "model.onnx", torch.rand(1, *shape))
+    assert os.listdir(tmp_path) == ["model.onnx"]
+    for rows in (1, 2, 13):
+        x = torch.randn(rows, *shape)
+        with torch.no_grad():
+            expected = model(x)
+        [found] = answers(path, x)
+        np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
+    [far] = answers(path, 1e14 * torch.randn(9, *shape))
+    np.testing.assert_allclose(far, 1 / far.shape[1], atol=1e-3)
+
+
+def test_regression_gives_the_pair(tmp_path: Path) -> None:
+    model = laplace_model("regression")
+    path = export.onnx(model, tmp_path / "m.onnx", torch.randn(5, 4))
+    x = torch.randn(7, 4)
+    with torch.no_grad():
+        mean, covariance = model(x)
+    found = answers(path, x)
+    np.testing.assert_allclose(found[0], mean.numpy(), atol=1e-5)
+    np.testing.assert_allclose(found[1], covariance.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_the_program_is_the_model() -> None:
+    model = adaptive()
+    model.posterior.network.train()
+    exported = export.program(model, torch.randn(3, 4))
+    assert model.posterior.network.training
+    x = torch.randn(11, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(exported.module()(x), model(x))
+
+
+def test_it_runs_where_neither_library_is(tmp_path: Path) -> None:
+    """In a process of its own that cannot import them."""
+    model = adaptive()
+    path = export.onnx(model, tmp_path / "model.onnx", torch.randn(2, 4))
+    x = torch.randn(6, 4)
+    np.save(tmp_path / "x.npy", x.numpy())
+    code = f"""
+import sys
+for name in ("rgpr", "laplace", "torch"):
+    sys.modules[name] = None  # importing them now fails
+import numpy, onnxruntime
+session = onnxruntime.InferenceSession({str(path)!r})
+x = numpy.load({str(tmp_path / "x.npy")!r})
+numpy.save({str(tmp_path / "p.npy")!r}, session.run(["probabilities"], {{"x": x}})[0])
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    with torch.no_grad():
+        np.testing.assert_allclose(np.load(tmp_path / "p.npy"), model(x).numpy(), atol=1e-5)
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
+    x = torch.randn(30, 4)
+    dropout = MCDropout(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 3)))
+    with pytest.raises(TypeError, match="MCDropout predicts by random samples"):
+        export.onnx(rgpr.RGPR(dropout).fit([x]), tmp_path / "m.onnx", x)
+    with pytest.raises(RuntimeError, match="not fitted"):
+        export.program(rgpr.RGPR(mlp()), x)
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        export.onnx(rgpr.RGPR(convolutional()), tmp_path / "no" / "m.onnx", x)
+    la = Laplace(mlp(), "classification", "all", "diag")
+    la.fit(DataLoader(TensorDataset(*blobs()), batch_size=40))
+    with pytest.raises(TypeError, match="LaplacePosterior predicts through an object"):
+        export.program(rgpr.RGPR(la).fit([x]), x)
