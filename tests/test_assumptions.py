@@ -96,6 +96,11 @@ def test_outputs_that_outgrow_the_residual_are_told() -> None:
     with torch.no_grad():
         far = model(1e8 * torch.randn(50, 4).double())
     assert far.amax(1).median() > 0.9  # and it is true
+    with pytest.raises(ValueError, match="regression"):
+        rgpr.check(rgpr.RGPR(mlp(), likelihood="regression").fit([torch.randn(50, 4)]))
+    silent = mlp()
+    silent[-1].weight.data *= 0  # a constant has a bound, and nothing grows
+    assert rgpr.check(rgpr.RGPR(silent).fit([torch.randn(50, 4)])).holds is True
     off = rgpr.RGPR(mlp()).fit([torch.randn(50, 4)])
     off.sigma2 = 0.0
     assert rgpr.check(off).holds is False

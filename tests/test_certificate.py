@@ -79,7 +79,25 @@ class Residuals(nn.Module):
         return self.last(h * 3 + torch.flatten(h, 1))
 
 
+class Doubled(nn.Module):
+    """One tensor more than once, and broadcasting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.value, self.last = nn.Linear(4, 6), nn.Linear(4, 1), nn.Linear(12, 3)
+        self.shift = nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor, factor: float | None = None) -> Tensor:
+        h = self.first(x + x.mean(1, keepdim=True))
+        h = h + h + self.value(x) + (self.value(x) + self.shift)
+        if factor is None:
+            h = 2 * h
+        return self.last(torch.cat([h, h], 1)).relu_() + 1
+
+
 NETWORKS = {
+    "one tensor twice": (Doubled, (4,)),
+    "a bare layer": (lambda: nn.Linear(4, 3), (4,)),
     "mlp": (mlp, (4,)),
     "convolutional": (convolutional, (2, 8, 8)),
     "lenet with batch normalisation": (LeNet, (1, 8, 8)),
@@ -130,9 +148,64 @@ def test_a_linear_network_is_bounded_exactly() -> None:
     assert affine
 
 
+class Hooked(nn.Sequential):
+    """A hook on the whole network is part of it."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 3))
+        self.register_forward_hook(lambda module, args, output: 5 * output)
+
+
+def test_hooks_of_the_network_count() -> None:
+    network = Hooked()
+    bound, _, _ = lipschitz(network, torch.zeros(4), torch.ones(4))
+    assert bound == pytest.approx(
+        5 * float(torch.linalg.matrix_norm(network[0].weight, 2)), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.0])
+def test_the_bound_is_reached_where_it_is_tight(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One input, two opposite outputs: a constant that is ten per cent too small is caught."""
+    network = nn.Linear(1, 2, bias=False).double()
+    network.weight.data = torch.tensor([[1.0], [-1.0]]).double()
+    model = rgpr.RGPR(network, layers="input").fit([torch.randn(200, 1).double()])
+    true = rgpr.certificate.lipschitz
+
+    def scaled(*args):  # type: ignore[no-untyped-def]
+        slope, start, affine = true(*args)
+        return factor * slope, start, affine
+
+    monkeypatch.setattr("rgpr.certificate.lipschitz", scaled)
+    certificate = model.certify(0.05)
+    with torch.no_grad():
+        measured = model(at_distance(model, torch.ones(1, 1).double(), certificate.radius)).max()
+    # Its outputs are as far apart as their length allows, so nothing is given away.
+    assert (float(measured) <= 0.55) == (factor == 1.0)
+
+
 class Squares(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x**2
+
+
+class Alias(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu_(x) + x
+
+
+class Dropped(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, 0.9)
+
+
+class Asks(nn.Module):
+    """Whether its input is a tensor, which a traced one is not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 100 * x if isinstance(x, Tensor) else x
 
 
 class Branches(nn.Module):
@@ -148,6 +221,9 @@ class Branches(nn.Module):
         (nn.BatchNorm1d(4, track_running_stats=False), "'0' is a BatchNorm1d without running"),
         (Squares(), "calls pow"),
         (Branches(), "cannot be traced"),
+        (Alias(), "in place and uses it again"),
+        (Dropped(), "calls dropout"),
+        (Asks(), "traced graph does not compute"),
         (nn.LSTM(4, 4), "'0' is a LSTM"),
     ],
 )
@@ -247,6 +323,24 @@ def test_other_bases() -> None:
         collector.collect()
     with pytest.raises(NotBoundedError, match="SWAG"):
         rgpr.RGPR(collector.posterior()).fit([x]).certify()
+
+
+def test_a_constant_network_has_a_near_radius() -> None:
+    network = mlp()
+    network[-1].weight.data *= 0
+    network[-1].bias.data = torch.tensor([3.0, 0.0, 0.0])
+    model = rgpr.RGPR(network).fit([torch.randn(60, 4)])
+    radius = model.certify(0.05).radius
+    assert 1 < radius < 1e4
+    attack(model, (4,), radius, 1 / 3 + 0.05, 20)
+
+
+def test_under_inference_mode_and_in_half_precision() -> None:
+    model = rgpr.RGPR(convolutional()).fit([torch.rand(30, 2, 8, 8)])
+    with torch.inference_mode():
+        assert model.certify(0.1).radius > 1
+    with pytest.raises(ValueError, match=r"bfloat16.*roundings"):
+        model.bfloat16().certify(0.01)
 
 
 def test_refusals() -> None:

@@ -72,7 +72,7 @@ def test_prototypes_by_hand() -> None:
         squared = [float((point - m) @ inverse @ (point - m)) for m in means]
         assert float(z.square().sum()) == pytest.approx(min(squared), rel=1e-8)
     # The principal axes: within classes the coordinates are uncorrelated.
-    own = coordinates(h.double()) if len(means) == 1 else (deviations @ coordinates.axes)
+    own = deviations @ coordinates.axes
     spread = own.T @ own / 60
     off = spread - spread.diagonal().diag()
     assert off.abs().max() < 1e-9
@@ -203,13 +203,28 @@ def test_labels_or_predictions() -> None:
     alone, told = rgpr.RGPR(network).fit([x]), rgpr.RGPR(network).fit([(x, predicted)])
     assert torch.equal(alone.variance(3 * x), told.variance(3 * x))
     assert not torch.equal(alone.variance(3 * x), by_labels.variance(3 * x))
-    with pytest.raises(ValueError, match=r"batch 0 has targets .* from 3 to 3"):
-        rgpr.RGPR(network).fit([(x, torch.full((90,), 3))])
+    with pytest.warns(UserWarning, match=r"not classes .* from 3 to 3.*predictions"):
+        numbered = rgpr.RGPR(network).fit([(x, torch.full((90,), 3))])
+    assert torch.equal(numbered.variance(3 * x), alone.variance(3 * x))
     binary = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
     one = rgpr.RGPR(binary).fit([(x, y % 2)])
     assert len(one.residual.at(1).centers) == 2
     regression = rgpr.RGPR(mlp(), likelihood="regression").fit([(x, torch.randn(90, 3))])
     assert len(regression.residual.at(1).centers) == 1
+
+
+def test_autocast_does_not_reach_the_coordinates() -> None:
+    """Features far from zero would lose their digits in half precision before they are centred."""
+    x = torch.randn(200, 4)
+    network = nn.Sequential(nn.Linear(4, 6), nn.Identity(), nn.Linear(6, 3))
+    network[0].bias.data += 100
+    model = rgpr.RGPR(network, layers=["0"]).fit([x])
+    exact = model.variance(x)
+    h = network[0](x)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = model.residual.unit_variance(1, h)
+    torch.testing.assert_close(inside, model.residual.unit_variance(1, h))
+    assert exact.isfinite().all()
 
 
 def test_words_and_recipes() -> None:
@@ -219,6 +234,11 @@ def test_words_and_recipes() -> None:
         rgpr.RGPR(mlp(), residual="best")
     with pytest.raises(ValueError, match="would not go to 1/C"):
         rgpr.ResidualRecipe(input=Strategy("prototypes", "normalised"))
+    for bad in ({"tied": -1.0}, {"ood_weight": -1.0}, {"input_share": 0.0}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            rgpr.ResidualRecipe(**bad)
+    with pytest.raises(TypeError, match="residual=None"):
+        rgpr.RGPR(mlp(), residual=None)
     for bad in ({"coordinates": "nearest"}, {"of": "mean"}, {"offset": 1.5}, {"shrinkage": -1}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             Strategy(**bad)

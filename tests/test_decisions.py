@@ -34,6 +34,10 @@ def test_a_layer_that_is_made_strange_is_named() -> None:
     strange[0, 1] = 1e3
     share = model.explain(strange).share[0]
     assert share[1] == 0
+    assert share[0] > share[2] > 0
+    far = model.explain(torch.cat([1e38 * strange, torch.full((1, 4), torch.inf)]))
+    assert torch.equal(far.total.isinf(), torch.tensor([True, True]))
+    torch.testing.assert_close(far.share.sum(1), torch.ones(2).double())
     model.sigma2 = 0.0
     assert (model.explain(strange).share == 0).all()
     regression = rgpr.RGPR(mlp(), likelihood="regression").fit([x])
@@ -70,6 +74,8 @@ def test_a_threshold_is_saved(tmp_path: Path) -> None:
     for bad in (0.0, 1.0):
         with pytest.raises(ValueError, match="tpr"):
             model.set_threshold([x], tpr=bad)
+    with pytest.raises(ValueError, match="empty batches"):
+        model.set_threshold([x[:0]])
     model.set_threshold([x])
     model.save(tmp_path / "m")
     again = rgpr.load(tmp_path / "m", mlp())

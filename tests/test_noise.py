@@ -105,6 +105,16 @@ def test_permuted_keeps_the_marginals() -> None:
     torch.testing.assert_close(stretched - x.mean(0), 3 * (made - x.mean(0)), rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match="positive"):
         noise.permuted(x, scale=(0.0, 1.0))
+    with pytest.raises(ValueError, match="one row"):
+        noise.permuted(x[:1])
+
+
+def test_rows_one_by_one_are_mixed_all_the_same() -> None:
+    x = torch.randn(1000, 2)
+    made = list(noise.NoiseLoader(noise.permuted, x.split(1)))
+    assert sum(map(len, made)) == 1000
+    assert min(map(len, made)) >= 256
+    assert not torch.isclose(torch.cat(made), x).all(1).any()
 
 
 def test_far_away_scales() -> None:
@@ -126,8 +136,7 @@ def test_a_loader_of_noise_is_the_same_at_every_pass() -> None:
     source = [(torch.rand(5, 2), torch.zeros(5)), {"x": torch.rand(3, 2)}]
     loader = noise.NoiseLoader(noise.uniform, source, seed=3, high=2.0)
     first, again = list(loader), list(loader)
-    assert len(loader) == 2
-    assert [len(x) for x in first] == [5, 3]
+    assert [len(x) for x in first] == [8]  # small batches are put together
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert torch.cat(first).max() > 1
     assert not torch.equal(first[0], next(iter(noise.NoiseLoader(noise.uniform, source, seed=4))))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .certificate import at_distance, growth
+from .certificate import at_distance, growth, network_dtype
 from .gaussian import Gaussian
-from .lipschitz import NotBoundedError, lipschitz
+from .lipschitz import NotBoundedError
 
 if TYPE_CHECKING:
     from .model import RGPR
@@ -72,6 +72,7 @@ class Check:
         return "\n".join([*lines, conclusions[self.holds]])
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def check(model: RGPR, *, seed: int = 0) -> Check:
     """Look at a fitted classifier's parts, and measure it far away.
@@ -81,22 +82,19 @@ def check(model: RGPR, *, seed: int = 0) -> Check:
         seed: Of the random directions in which it is measured.
     """
     residual = model._fitted()
+    if model.likelihood != "classification":
+        raise ValueError("the theorem is about class probabilities; this model is a regression")
     scale = float(residual.sigma2[0])
     slope: float | None = None
     affine: bool | None = None
     obstacle = ""
     try:
-        slope = growth(model)[0]
-        coordinates: Any = residual.at(0)
-        shape = model._input_shape or torch.Size()
-        center = coordinates.mean.to(_dtype(model)).reshape(shape)
-        affine = lipschitz(model.posterior.network, center, coordinates.scale.reshape(shape))[2]
+        slope, _, _, affine = growth(model)
     except NotBoundedError as error:
         obstacle = f"not known: {error}"
     mean, base, added = _exponents(model, seed)
-    linear = slope is not None
-    holds: bool | None = True if linear and scale > 0 else None
-    if scale == 0 or not added > 2 * mean + 0.05:
+    holds: bool | None = True if slope is not None else None
+    if scale == 0 or (slope is None and not added > 2 * mean + 0.05):
         holds = False
     return Check(affine, slope, obstacle, mean, base, added, scale, holds)
 
@@ -106,7 +104,9 @@ def _exponents(model: RGPR, seed: int) -> tuple[float, float, float]:
     generator = torch.Generator().manual_seed(seed)
     shape = (_DIRECTIONS, *(model._input_shape or ()))
     residual = model._fitted()
-    directions = torch.randn(shape, generator=generator).to(residual.sigma2.device, _dtype(model))
+    directions = torch.randn(shape, generator=generator).to(
+        residual.sigma2.device, network_dtype(model)
+    )
     levels = []
     for distance in (_NEAR, _FAR):
         x = at_distance(model, directions, distance)
@@ -119,10 +119,8 @@ def _exponents(model: RGPR, seed: int) -> tuple[float, float, float]:
 
 
 def _exponent(near: Tensor, far: Tensor) -> float:
-    tiny = torch.finfo(torch.float64).tiny
-    logs = (far.clamp_min(tiny).log() - near.clamp_min(tiny).log()) / math.log(_FAR / _NEAR)
+    seen = (near > 0) & (far > 0)  # nothing grows out of zero
+    if not bool(seen.any()):
+        return 0.0
+    logs = (far[seen].log() - near[seen].log()) / math.log(_FAR / _NEAR)
     return float(logs.nan_to_num(math.inf, math.inf, -math.inf).amax())
-
-
-def _dtype(model: RGPR) -> torch.dtype:
-    return next(model.posterior.network.parameters()).dtype

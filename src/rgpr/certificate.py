@@ -12,7 +12,8 @@ Let :math:`\rho = \|z\|` be the distance of an input from the training mean in s
 
 :math:`D` rises to one peak and falls from there like :math:`\rho^{-1/2}`. The radius is where,
 beyond the peak, the bound reaches :math:`1/C + \varepsilon`: every input further out than that, in
-every direction, is below.
+every direction, is below. The argument is about exact numbers; sixteen units of rounding in the
+network's dtype are taken off :math:`\varepsilon` for those of the model itself.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .data import network_dtype_device
 from .lipschitz import NotBoundedError, lipschitz
 from .posteriors import MAP, Ensemble, LaplacePosterior, LastLayerLaplace, Posterior, Temperature
 
 if TYPE_CHECKING:
     from .model import RGPR
 
-__all__ = ["Certificate", "certify", "growth"]
+__all__ = ["Certificate", "at_distance", "certify", "growth", "network_dtype"]
 
 _FURTHEST = 1e30
 
@@ -52,7 +54,7 @@ class Certificate:
         sigma2: The input's scale.
         offset: The 3-norm of the input's offsets.
         temperature: The model's.
-        calibration: The model's, if it has one.
+        calibration: The model's, or 1.
         model: The model it was made for.
     """
 
@@ -66,7 +68,7 @@ class Certificate:
     sigma2: float
     offset: float
     temperature: float
-    calibration: tuple[float, float] | None
+    calibration: float
     model: RGPR
 
     def bound(self, distance: float) -> float:
@@ -140,10 +142,7 @@ class Certificate:
         beyond = max(0.0, distance * self._shrink - self.offset)
         variance = self.sigma2 * beyond**3 / (3 * self.entries)
         gap = spread * reach / (self.temperature * math.sqrt(1 + math.pi / 8 * variance))
-        if self.calibration is None:
-            return gap
-        a, b = self.calibration  # increasing, so a bound stays a bound
-        return math.exp(a) * math.pow(gap, b)
+        return self.calibration * gap
 
     @property
     def _shrink(self) -> float:
@@ -170,6 +169,7 @@ class Certificate:
         return high
 
 
+@torch.inference_mode(False)
 def certify(model: RGPR, eps: float) -> Certificate:
     """The certificate; see :meth:`rgpr.RGPR.certify`."""
     residual = model._fitted()
@@ -183,9 +183,8 @@ def certify(model: RGPR, eps: float) -> Certificate:
             "sigma2 of the input is zero, so nothing makes the confidence fall far away; set "
             "model.sigma2 or call model.tune"
         )
-    slope, start, outputs = growth(model)
+    slope, start, outputs, _ = growth(model)
     offset = residual.at(0).offset
-    a, b = (0.0, 1.0) if model.calibration is None else model.calibration.tolist()
     certificate = Certificate(
         radius=math.inf,
         eps=eps,
@@ -197,13 +196,21 @@ def certify(model: RGPR, eps: float) -> Certificate:
         sigma2=sigma2,
         offset=0.0 if offset is None else float(offset.double().pow(3).sum() ** (1 / 3)),
         temperature=float(model.temperature),
-        calibration=None if model.calibration is None else (a, b),
+        calibration=1.0 if model.calibration is None else float(model.calibration),
         model=model,
     )
-    target = 1 / certificate.classes + eps
+    # The model's own roundings: of its logits, and of probabilities in its dtype.
+    dtype = network_dtype(model)
+    rounding = 16 * torch.finfo(dtype).eps
+    if rounding >= eps:
+        raise ValueError(
+            f"the network computes in {dtype}, whose roundings alone come to {rounding:.2g}; "
+            "certify it in float32, or with a larger eps"
+        )
+    target = 1 / certificate.classes + eps - rounding
     low, high = certificate._peak, _FURTHEST
     if certificate.bound(low) <= target:
-        high = low if low > 0 else 0.0
+        high = low
     elif certificate.bound(high) > target:
         raise ValueError(
             f"the bound reaches 1/{certificate.classes} + {eps:g} only beyond {_FURTHEST:.0e} "
@@ -211,28 +218,30 @@ def certify(model: RGPR, eps: float) -> Certificate:
         )
     else:
         for _ in range(400):
-            middle = math.sqrt(low * high)
+            middle = math.sqrt(max(low, 1e-12) * high)
             low, high = (low, middle) if certificate.bound(middle) <= target else (middle, high)
     return dataclasses.replace(certificate, radius=high * (1 + 1e-9))
 
 
-def growth(model: RGPR) -> tuple[float, float, int]:
-    """Lipschitz bound of the base's mean, its length at the mean input, and its outputs.
+def growth(model: RGPR) -> tuple[float, float, int, bool]:
+    """Lipschitz bound of the base's mean, its length at the mean input, how many outputs it has,
+    and whether all its parts are piecewise affine.
 
     Raises:
         NotBoundedError: Names what has no bound.
     """
     coordinates: Any = model._fitted().at(0)
     shape = model._input_shape or torch.Size()
-    dtype = next(model.posterior.network.parameters()).dtype
-    center = coordinates.mean.to(dtype).reshape(shape)
+    center = coordinates.mean.to(network_dtype(model)).reshape(shape)
+    # Rounded to the network's dtype, the center is not exactly the mean.
+    drift = float(coordinates(center[None]).double().norm())
     scale = coordinates.scale.reshape(shape)
 
-    def of(posterior: Posterior) -> tuple[float, float, int]:
+    def of(posterior: Posterior) -> tuple[float, float, int, bool]:
         if isinstance(posterior, Temperature):
-            slope, start, outputs = of(posterior.base)
+            slope, start, outputs, affine = of(posterior.base)
             factor = 1 / float(posterior.temperature)
-            return factor * slope, factor * start, outputs
+            return factor * slope, factor * start, outputs, affine
         if isinstance(posterior, Ensemble):
             members = [posterior.network, *posterior.others]
         elif isinstance(posterior, MAP | LastLayerLaplace | LaplacePosterior):
@@ -245,9 +254,15 @@ def growth(model: RGPR) -> tuple[float, float, int]:
         parts = [lipschitz(member, center, scale) for member in members]
         slope = sum(part[0] for part in parts) / len(parts)
         start = sum(float(part[1].double().norm()) for part in parts) / len(parts)
-        return slope, start, len(parts[0][1])
+        return slope, start, len(parts[0][1]), all(part[2] for part in parts)
 
-    return of(model.posterior)
+    slope, start, outputs, affine = of(model.posterior)
+    return slope, start + slope * drift, outputs, affine
+
+
+def network_dtype(model: RGPR) -> torch.dtype:
+    """What the network computes in."""
+    return network_dtype_device(model.posterior.network)[0] or torch.get_default_dtype()
 
 
 def at_distance(model: RGPR, x: Tensor, distance: float) -> Tensor:

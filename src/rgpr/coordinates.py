@@ -276,6 +276,11 @@ class ResidualRecipe:
     max_ece_increase: float | None = None
 
     def __post_init__(self) -> None:
+        for name, allowed in (("tied", self.tied >= 0), ("ood_weight", self.ood_weight >= 0)):
+            if not allowed:
+                raise ValueError(f"{name} = {getattr(self, name)} must not be negative")
+        if not self.input_share > 0:
+            raise ValueError(f"input_share = {self.input_share} must be positive")
         if (self.input.coordinates, self.input.of) != ("moments", "raw"):
             raise ValueError(
                 "the input needs coordinates='moments' of='raw': bounded coordinates do not grow "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 __all__ = ["Explanation"]
@@ -32,8 +33,11 @@ class Explanation:
     @property
     def share(self) -> Tensor:
         """The part of ``v(x)`` that each layer adds, ``(B, L)``; rows sum to one or are zero."""
-        total = self.total[:, None]
-        return (self.variance / total).where(total > 0, self.variance)
+        # Of an infinite variance, the infinite parts have it all.
+        infinite = self.variance.isinf()
+        variance = torch.where(infinite.any(1, keepdim=True), infinite.double(), self.variance)
+        total = variance.sum(1, keepdim=True)
+        return torch.where(total > 0, variance / total, variance)
 
     def __str__(self) -> str:
         width = max(8, *map(len, self.layers))

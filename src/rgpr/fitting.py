@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -110,7 +111,7 @@ def _pass(
             probe.add(x)
             with capture(network, layers, consume):
                 output = network(x.clone())  # it may change its input in place
-            if number == 0 and likelihood == "classification":
+            if probe.seen == len(x) and likelihood == "classification":
                 check_logits(output)
             if waiting:
                 y, classes = _classes(outputs_of(output, x), target, likelihood, number)
@@ -137,11 +138,18 @@ def _classes(
     """The class of each row and how many there are: labels, or the network's predictions."""
     if likelihood == "regression":
         return torch.zeros(len(outputs), dtype=torch.long, device=outputs.device), 1
+    classes = max(2, outputs.shape[1])
     if target is not None and not target.is_floating_point():
-        y = check_target(target, outputs, likelihood, number).to(outputs.device)
-    else:
-        y = outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()
-    return y, max(2, outputs.shape[1])
+        try:
+            return check_target(target, outputs, likelihood, number).to(outputs.device), classes
+        except ValueError as error:
+            warnings.warn(
+                f"these targets are not classes ({error}); the network's own predictions are "
+                "taken instead",
+                stacklevel=7,
+            )
+    predicted = outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()
+    return predicted, classes
 
 
 def _harmless(

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -80,8 +80,6 @@ _SAME_FUNCTIONS: set[Any] = {
     F.relu_,
     F.relu6,
     F.hardtanh,
-    F.dropout,
-    F.dropout2d,
     F.softplus,
     F.tanh,
 }
@@ -99,6 +97,7 @@ _SAME_METHODS = {
     "tanh",
     "float",
 }
+_DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 _SUMS: set[Any] = {operator.add, operator.iadd, operator.sub, operator.isub, torch.add, torch.sub}
 
 
@@ -120,9 +119,11 @@ def lipschitz(network: nn.Module, center: Tensor, scale: Tensor) -> tuple[float,
     Raises:
         NotBoundedError: Names the first part that has no bound.
     """
+    # Inside another module, the network's own hooks and defaults are part of what is traced.
+    whole = nn.Sequential(network)
     with evaluating(network), torch.no_grad():
         try:
-            graph = fx.symbolic_trace(network)
+            graph = fx.symbolic_trace(whole)
         except Exception as error:  # whatever a forward pass may raise on symbols
             raise NotBoundedError(
                 f"the network cannot be traced ({error}), so its parts are not known; its forward "
@@ -131,11 +132,27 @@ def lipschitz(network: nn.Module, center: Tensor, scale: Tensor) -> tuple[float,
         walk = _Walk(graph, scale)
         walk.extra_traceback = False  # the message says which part it is
         output = walk.run(center[None])
-    if not isinstance(output, Tensor) or walk.result is None:
-        raise NotBoundedError(
-            f"the network returns {type(output).__name__}, not a tensor of outputs"
-        )
+        if not isinstance(output, Tensor) or walk.result is None:
+            raise NotBoundedError(
+                f"the network returns {type(output).__name__}, not a tensor of outputs"
+            )
+        _check_graph(graph, network, center, scale)
     return walk.result * _SLACK, output.reshape(-1), walk.affine
+
+
+def _check_graph(graph: fx.GraphModule, network: nn.Module, center: Tensor, scale: Tensor) -> None:
+    """Refuse a graph that is not the network: a branch on types or values that tracing lost."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn((4, *center.shape), generator=generator).to(center)
+    sizes = torch.tensor([0.0, 1.0, 10.0, 1000.0]).to(center).reshape(-1, *[1] * center.dim())
+    x = center + scale.to(center) * noise * sizes
+    ours, theirs = graph(x.clone()), network(x.clone())
+    close = isinstance(theirs, Tensor) and torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2)
+    if not close:
+        raise NotBoundedError(
+            "the network's traced graph does not compute what the network does: its forward pass "
+            "depends on more than its input, so no bound is known"
+        )
 
 
 class _Walk(fx.Interpreter):
@@ -145,7 +162,7 @@ class _Walk(fx.Interpreter):
         super().__init__(graph)
         self.scale = scale
         self.constants: dict[fx.Node, float] = {}
-        self.values: dict[fx.Node, Any] = {}
+        self.shapes: dict[fx.Node, torch.Size] = {}
         self.result: float | None = None
         self.affine = True
         # Nodes that are still the input, entry by entry.
@@ -153,80 +170,105 @@ class _Walk(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
-        if isinstance(module, _NORMALISATIONS) and module.running_var is None:
-            raise NotBoundedError(
-                f"'{n.target}' is a {type(module).__name__} without running statistics; it "
-                "divides by the batch's own spread, which has no bound"
-            )
+        if module is not None:
+            self._refuse(n, module)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        if _in_place(n, module, kwargs):
+            _refuse_aliases(n)
         value = super().run_node(n)
-        self.values[n] = value
         if n.op == "output":
             source = n.args[0]
             self.result = self.constants.get(source) if isinstance(source, fx.Node) else None
         elif isinstance(value, Tensor):
-            self.constants[n] = self._constant(n, value)
-        elif n.op == "call_module":
-            kind = type(self.fetch_attr(str(n.target))).__name__
-            raise NotBoundedError(
-                f"'{n.target}' is a {kind}, for which no Lipschitz bound is known"
-            )
+            self.shapes[n] = value.shape
+            if module is None:
+                self.constants[n] = self._call(n, value, args, kwargs)
+            else:
+                self.constants[n] = self._module(module, n, _operands(n, self.constants)[0])
+        elif module is not None:
+            raise NotBoundedError(_unknown(n, module))
         return value
 
-    def _constant(self, n: fx.Node, value: Tensor) -> float:
+    def _refuse(self, n: fx.Node, module: nn.Module) -> None:
+        if isinstance(module, _NORMALISATIONS) and module.running_var is None:
+            raise NotBoundedError(
+                f"{_name(n)} is a {type(module).__name__} without running statistics; it divides "
+                "by the batch's own spread, which has no bound"
+            )
+        if module._forward_hooks or module._forward_pre_hooks:
+            raise NotBoundedError(
+                f"{_name(n)} has hooks, which may change its outputs; remove them"
+            )
+
+    def _call(self, n: fx.Node, value: Tensor, args: Any, kwargs: Any) -> float:
+        """The constant after an input, a parameter, a function or a method."""
         if n.op == "placeholder":
             self.plain.add(n)
             return float(self.scale.double().abs().max())
         if n.op == "get_attr":
             return 0.0
-        before = [a for a in n.all_input_nodes if a in self.constants]
-        if n.op == "call_module":
-            module = self.fetch_attr(str(n.target))
-            return self._module(module, n, before[0], value)
+        before = _operands(n, self.constants)
+        if not before:
+            return 0.0  # made of constants alone
         known = [self.constants[a] for a in before]
         name = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", n.target)
-        if n.target in _SUMS:
-            if "alpha" in n.kwargs:
-                raise NotBoundedError(
-                    f"the network calls {name} with alpha, for which no bound is known"
-                )
-            return sum(known)
-        if n.target in _SAME_FUNCTIONS or (n.op == "call_method" and n.target in _SAME_METHODS):
-            if getattr(n.target, "__name__", n.target) in ("tanh", "softplus"):
-                self.affine = False
-            if len(before) == 1 and before[0] in self.plain and _moves_nothing(name):
-                self.plain.add(n)
-            return known[0]
+        numbers = [a for a in (*args, *kwargs.values()) if isinstance(a, int | float)]
+        if n.target in _SUMS and "alpha" not in kwargs:
+            # An operand that is repeated to fit the others counts as often.
+            return sum(
+                k * math.sqrt(value.numel() / max(1, self.shapes[a].numel()))
+                for k, a in zip(known, before, strict=True)
+            )
         if n.target is torch.cat:
             return math.sqrt(sum(k * k for k in known))
-        if n.target is F.gelu:
-            self.affine = False
-            return _SLOPES[nn.GELU] * known[0]
-        if n.target in (operator.mul, torch.mul) and len(known) == 1:
-            [factor] = [a for a in n.args if not isinstance(a, fx.Node)] or [None]
-            if isinstance(factor, int | float):
-                return abs(factor) * known[0]
-        if n.target in (operator.truediv, torch.div) and len(known) == 1:
-            divisor = n.args[1]
-            if isinstance(divisor, int | float):
-                return known[0] / abs(divisor)
-        if n.target in (torch.mean, "mean"):
-            entries = self.values[before[0]].numel() / max(1, value.numel())
-            return known[0] / math.sqrt(entries)
-        if n.target in (F.adaptive_avg_pool2d, F.avg_pool2d):
-            pool: Any = n.target
-            averaged = _averaging(
-                lambda x: pool(x, *n.args[1:], **n.kwargs), self.values[before[0]]
-            )
-            return known[0] * averaged
-        if n.target in (F.max_pool2d, torch.max_pool2d):
-            kernel = n.args[1] if len(n.args) > 1 else n.kwargs["kernel_size"]
-            stride = n.args[2] if len(n.args) > 2 else n.kwargs.get("stride")
-            dilation = n.args[4] if len(n.args) > 4 else n.kwargs.get("dilation", 1)
-            return known[0] * _shared(kernel, stride or kernel, dilation, 2)
+        if len(before) == 1:
+            factor = self._unary(n, name, value, args, kwargs, numbers, before[0])
+            if factor is not None:
+                return factor * known[0]
         raise NotBoundedError(f"the network calls {name}, for which no Lipschitz bound is known")
 
-    def _module(self, module: nn.Module, n: fx.Node, source: fx.Node, value: Tensor) -> float:
-        before, given = self.constants[source], self.values[source]
+    def _unary(
+        self,
+        n: fx.Node,
+        name: Any,
+        value: Tensor,
+        args: Any,
+        kwargs: Any,
+        numbers: list[Any],
+        source: fx.Node,
+    ) -> float | None:
+        """The factor of a function of one tensor, or ``None`` for one that is not known."""
+        if n.target in _DROPOUTS:
+            training = args[2] if len(args) > 2 else kwargs.get("training", True)
+            return None if training else 1.0
+        if n.target in _SAME_FUNCTIONS or (n.op == "call_method" and n.target in _SAME_METHODS):
+            if name in ("tanh", "softplus"):
+                self.affine = False
+            if source in self.plain and _moves_nothing(name):
+                self.plain.add(n)
+            return 1.0
+        if n.target is F.gelu:
+            self.affine = False
+            return _SLOPES[nn.GELU]
+        if n.target in (operator.mul, torch.mul) and len(numbers) == 1:
+            return abs(float(numbers[0]))
+        divides = n.target in (operator.truediv, torch.div) and "rounding_mode" not in kwargs
+        if divides and len(numbers) == 1 and isinstance(args[0], Tensor):
+            return 1 / abs(float(numbers[0]))
+        if n.target in (torch.mean, "mean"):
+            return math.sqrt(value.numel() / max(1, self.shapes[source].numel()))
+        if n.target in (F.adaptive_avg_pool2d, F.avg_pool2d):
+            pool: Any = n.target
+            return _averaging(lambda x: pool(x, *args[1:], **kwargs), self.shapes[source])
+        if n.target in (F.max_pool2d, torch.max_pool2d):
+            kernel = args[1] if len(args) > 1 else kwargs["kernel_size"]
+            stride = args[2] if len(args) > 2 else kwargs.get("stride")
+            dilation = args[4] if len(args) > 4 else kwargs.get("dilation", 1)
+            return _shared(kernel, stride or kernel, dilation, 2)
+        return None
+
+    def _module(self, module: nn.Module, n: fx.Node, source: fx.Node) -> float:
+        before, given = self.constants[source], self.shapes[source]
         slope = _SLOPES.get(type(module))
         if slope is not None:
             if source in self.plain and isinstance(module, nn.Flatten | nn.Identity | nn.Dropout):
@@ -244,7 +286,7 @@ class _Walk(fx.Interpreter):
             return max(1.0, alpha) * before
         if isinstance(module, nn.Linear):
             weight = module.weight.double()
-            if source in self.plain and given.dim() == 2:
+            if source in self.plain and given[1:] == (self.scale.numel(),):
                 # Each entry by its own scale, instead of all by the largest.
                 return _norm(weight * self.scale.double().reshape(1, -1))
             return _norm(weight) * before
@@ -256,7 +298,7 @@ class _Walk(fx.Interpreter):
             if module.weight is not None:
                 factor = factor * module.weight.double().abs()
             return float(factor.max()) * before
-        dimensions = given.dim() - 2
+        dimensions = len(given) - 2
         if isinstance(module, _MAX_POOLS):
             return before * _shared(module.kernel_size, module.stride, module.dilation, dimensions)
         if isinstance(module, (*_AVERAGE_POOLS, *_ADAPTIVE)):
@@ -264,8 +306,44 @@ class _Walk(fx.Interpreter):
         raise NotBoundedError(_unknown(n, module))
 
 
+def _name(n: fx.Node) -> str:
+    """The module's name in the user's network."""
+    name = str(n.target).partition(".")[2]
+    return f"'{name}'" if name else "the network"
+
+
 def _unknown(n: fx.Node, module: nn.Module) -> str:
-    return f"'{n.target}' is a {type(module).__name__}, for which no Lipschitz bound is known"
+    return f"{_name(n)} is a {type(module).__name__}, for which no Lipschitz bound is known"
+
+
+def _operands(n: fx.Node, known: Mapping[fx.Node, float]) -> list[fx.Node]:
+    """The tensors that go into a node, each as often as it does."""
+    found: list[fx.Node] = []
+    fx.map_arg((n.args, n.kwargs), found.append)
+    return [a for a in found if a in known]
+
+
+def _in_place(n: fx.Node, module: nn.Module | None, kwargs: Mapping[str, Any]) -> bool:
+    if module is not None:
+        return bool(getattr(module, "inplace", False))
+    name = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", "")
+    known = n.target in (operator.iadd, operator.isub) or bool(kwargs.get("inplace"))
+    return n.op != "placeholder" and (known or (name.endswith("_") and not name.startswith("_")))
+
+
+def _refuse_aliases(n: fx.Node) -> None:
+    """A tensor that is changed in place must not be used again under its old name."""
+    changed = n.all_input_nodes[0] if n.all_input_nodes else None
+    while changed is not None:
+        if len(changed.users) > 1:
+            raise NotBoundedError(
+                f"the network changes '{changed.name}' in place and uses it again, for which no "
+                "Lipschitz bound is known"
+            )
+        views = {"flatten", "reshape", "view", "squeeze", "unsqueeze", "transpose", "permute"}
+        name = changed.target if isinstance(changed.target, str) else changed.target.__name__
+        is_view = changed.op in ("call_function", "call_method") and name in views
+        changed = changed.all_input_nodes[0] if is_view and changed.all_input_nodes else None
 
 
 def _moves_nothing(name: Any) -> bool:
@@ -296,9 +374,9 @@ def _shared(kernel: Any, stride: Any, dilation: Any, dimensions: int) -> float:
     return math.sqrt(_uses(kernel, stride, dilation, dimensions))
 
 
-def _averaging(pool: Callable[[Tensor], Tensor], given: Tensor) -> float:
+def _averaging(pool: Callable[[Tensor], Tensor], given: torch.Size) -> float:
     """Weights are non-negative: Schur's test with sums of rows and of columns."""
-    x = torch.ones_like(given, dtype=torch.float64).requires_grad_()
+    x = torch.ones(given, dtype=torch.float64, requires_grad=True)
     with torch.enable_grad():
         rows = pool(x)
         [columns] = torch.autograd.grad(rows.sum(), x)
@@ -330,7 +408,7 @@ def _group(weight: Tensor, uses: int, taps: int, dimensions: int) -> float:
     outputs, inputs = weight.shape[:2]
     flat = weight.flatten(2)
     bounds = [
-        _schur(weight, 1),
+        _schur(weight),
         _norm(weight.flatten(1)) * math.sqrt(uses),
         _norm(flat.transpose(1, 2).reshape(outputs * taps, inputs)) * math.sqrt(taps),
     ]
@@ -339,13 +417,10 @@ def _group(weight: Tensor, uses: int, taps: int, dimensions: int) -> float:
     return min(bounds)
 
 
-def _schur(weight: Tensor, groups: int) -> float:
+def _schur(weight: Tensor) -> float:
     size = weight.abs()
-    rows = size.flatten(1).sum(1).max()
-    columns = torch.stack(
-        [part.transpose(0, 1).flatten(1).sum(1).max() for part in size.chunk(groups)]
-    )
-    return math.sqrt(float(rows) * float(columns.max()))
+    rows, columns = size.flatten(1).sum(1).max(), size.transpose(0, 1).flatten(1).sum(1).max()
+    return math.sqrt(float(rows) * float(columns))
 
 
 def _symbol(weight: Tensor) -> float:

@@ -64,7 +64,7 @@ class RGPR(StableBuffers):
     posterior: Posterior
     residual: Residual | None
     _temperature: Tensor
-    calibration: Tensor | None
+    _calibration: Tensor | None
     _threshold: Tensor | None
 
     def __init__(
@@ -77,6 +77,8 @@ class RGPR(StableBuffers):
         nan: str = "propagate",
     ) -> None:
         super().__init__()
+        if not isinstance(residual, str | ResidualRecipe):
+            raise TypeError(f"residual={residual!r}; expected a word or a rgpr.ResidualRecipe")
         if isinstance(residual, str):
             residual = RESIDUALS[_one_of("residual", residual, tuple(RESIDUALS))]
         self.recipe = residual
@@ -101,7 +103,7 @@ class RGPR(StableBuffers):
         device = network_dtype_device(self.posterior.network)[1]
         one = torch.ones((), dtype=torch.float64, device=device)
         self.register_buffer("_temperature", one)
-        self.register_buffer("calibration", None)
+        self.register_buffer("_calibration", None)
         self.register_buffer("_threshold", None)
 
     # -- fitting ---------------------------------------------------------------------------------
@@ -135,7 +137,7 @@ class RGPR(StableBuffers):
             self.posterior, self._choice, self.recipe, self.likelihood, train_loader, r, progress
         )
         self._layers, self._input_shape, self.residual = fitted
-        self.calibration = None
+        self.temperature = 1.0
         return self
 
     @property
@@ -148,7 +150,7 @@ class RGPR(StableBuffers):
     def sigma2(self) -> Tensor:
         """Scale of each representation's kernel, ``(L,)``. Zero switches one off; settable.
 
-        Setting it drops a calibration that :meth:`tune` fitted to other scales.
+        Setting it drops a calibration and a threshold, which belong to other scales.
         """
         return self._fitted().sigma2
 
@@ -164,14 +166,14 @@ class RGPR(StableBuffers):
         if not bool((new.isfinite() & (new >= 0)).all()):
             raise ValueError(f"sigma2 = {new.tolist()} must be finite and not negative")
         residual.sigma2 = new.expand_as(residual.sigma2).clone()
-        self.calibration = None  # it was fitted to other scales
+        self._forget()
 
     @property
     def temperature(self) -> Tensor:
         """What goes into the final softmax is divided by it; 1 at first, settable.
 
         It changes how sharp probabilities are, but neither which class wins nor the limit far
-        away, where what it divides goes to zero.
+        away, where what it divides goes to zero. Setting it drops a calibration and a threshold.
         """
         return self._temperature
 
@@ -181,6 +183,33 @@ class RGPR(StableBuffers):
         if not 0 < number < torch.inf:
             raise ValueError(f"temperature = {number} must be positive and finite")
         self._temperature = torch.full_like(self._temperature, number)
+        self._forget()
+
+    @property
+    def calibration(self) -> Tensor | None:
+        """What :meth:`tune` multiplies the evidence for the winning class by, if it does; settable.
+
+        See :func:`rgpr.predictive.calibrated`. Setting it drops a threshold.
+        """
+        return self._calibration
+
+    @calibration.setter
+    def calibration(self, value: float | Tensor | None) -> None:
+        number = 1.0 if value is None else float(value)
+        if not 0 < number < torch.inf:
+            raise ValueError(f"calibration = {number} must be positive and finite, or None")
+        self._forget()
+        self._calibration = None if value is None else torch.full_like(self._temperature, number)
+
+    def _forget(self) -> None:
+        """What was fitted to predictions that have changed."""
+        self._calibration = self._threshold = None
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest):  # type: ignore[no-untyped-def]
+        for name in ("_calibration", "_threshold"):  # there, or not, as in the state
+            there = prefix + name in state_dict
+            setattr(self, name, torch.empty_like(self._temperature) if there else None)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -209,7 +238,8 @@ class RGPR(StableBuffers):
         negative cross-entropy to the uniform distribution (:math:`L_\text{OOD}`; means instead of
         sums, so that the weight means the same whatever the sizes of the sets).
         ``"marginal-likelihood"`` is that of the Gaussian process, for up to a few thousand
-        examples. All start from several scales and never end worse than they began.
+        examples. All start from several scales and never end worse than they began, unless a
+        calibration budget asks for it.
 
         Args:
             val_loader: Yields ``(x, y)``. Held out from training for the first two objectives.
@@ -218,9 +248,9 @@ class RGPR(StableBuffers):
             ood: Outliers for ``"ood"``: a loader or generator of inputs. By default noise made
                 from the validation inputs, see :func:`rgpr.noise.like_data`. A generator without
                 a length is read for as many outliers as there are validation examples.
-            ood_weight: The paper's lambda; 0.5 by default as there, 8 for
+            ood_weight: The paper's lambda; 0.5 by default as there, 8 for a classifier with
                 ``residual="adaptive"``, whose calibration makes up for it. With a budget, the
-                largest that is tried, by default 100.
+                largest that is tried, 100 unless given.
             link_approx: ``"probit"`` or ``"mc"``: what the likelihood is computed with.
             n_samples: Samples for each example with ``"mc"``, the same for every ``sigma2``.
             temperature: Tune the model's temperature too: it gives the data back the confidence
@@ -231,7 +261,7 @@ class RGPR(StableBuffers):
             max_nll_increase: A budget: the largest weight is chosen whose validation NLL is at
                 most this much above the base's own.
             max_ece_increase: Likewise for the expected calibration error; 0.005 by default for
-                ``residual="adaptive"``.
+                ``residual="adaptive"``, whose largest weight is then 8. ``math.inf`` for no budget.
             noise: Regression: variance of the observations; found together with ``sigma2`` if
                 not given.
             max_examples: At most so many examples of each set are kept, drawn evenly; beyond
@@ -311,7 +341,7 @@ class RGPR(StableBuffers):
             samples, limit, alone = self._samples(x, n_samples, generator)
             mixed = monte_carlo(torch.where(limit[:, None], 0.0, samples))
             if self.calibration is not None:
-                mixed = calibrated(mixed, monte_carlo(alone), self.calibration)
+                mixed = calibrated(mixed, monte_carlo(alone), self.calibration, n_samples)
             return _set_limit(mixed, limit).to(x.dtype)
         gaussian, u = self._read(x, self.posterior)
         with full_precision(x):
@@ -327,7 +357,8 @@ class RGPR(StableBuffers):
                 return _set_limit(link(gaussian, v, self.temperature), limit)
             gaussian.mean = gaussian.mean.double()
             base = link(gaussian, torch.zeros_like(v), self.temperature)
-            probabilities = link(gaussian, v, self.temperature)
+            # Nothing can be tuned for the bridge: its confidence is the probit's.
+            probabilities = probit(gaussian, v, self.temperature)
             return _set_limit(calibrated(probabilities, base, self.calibration), limit).to(x.dtype)
 
     def predictive_samples(
@@ -361,11 +392,11 @@ class RGPR(StableBuffers):
     def explain(self, x: Tensor) -> Explanation:
         """Which representation contributed how much to ``v(x)``; ``print`` it."""
         with torch.no_grad():
-            u = self._read(x, self.posterior.network)[1]
-            added = torch.where(self.sigma2 > 0, u, 0.0) * self.sigma2
+            added = self._added(x, self._read(x, self.posterior.network)[1])
             classifier = self.likelihood == "classification"
             return Explanation(self.layers, added, self._score(x) if classifier else None)
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def set_threshold(
         self, val_loader: Iterable[Any], *, tpr: float = 0.95, progress: bool = True
@@ -387,6 +418,8 @@ class RGPR(StableBuffers):
         for batch, _ in inputs_and_targets(val_loader, progress=progress, description="threshold"):
             scores.append(self._score(batch if device is None else batch.to(device)))
         ordered = torch.cat(scores).sort().values
+        if len(ordered) == 0:
+            raise ValueError("the loader gave only empty batches; there is nothing to choose from")
         # The largest threshold that lets the share pass: all that are equal to it do.
         self._threshold = ordered[int((1 - tpr) * len(ordered) + 1e-9)].clone()
         return float(self._threshold)
@@ -452,9 +485,15 @@ class RGPR(StableBuffers):
 
     def _residual_variance(self, x: Tensor, u: Tensor) -> Tensor:
         """``v`` from ``u``, with infinity where a far-away input made a layer overflow."""
+        return self._added(x, u).sum(1)
+
+    def _added(self, x: Tensor, u: Tensor) -> Tensor:
+        """What each representation adds, ``(B, L)``."""
         first = u[:, :1]
-        v = self._fitted()(torch.where((first > _far(x.dtype)) & u.isnan(), torch.inf, u))
-        return torch.where(first.squeeze(1).isnan(), torch.nan, v)
+        known = torch.where((first > _far(x.dtype)) & u.isnan(), torch.inf, u)
+        # A kernel that is switched off stays off, also where its u is infinite.
+        added = torch.where(self.sigma2 > 0, known, 0.0) * self.sigma2
+        return torch.where(first.isnan(), torch.nan, added)
 
     def _samples(
         self, x: Tensor, n_samples: int, generator: torch.Generator | None, symmetric: bool = True

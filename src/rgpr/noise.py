@@ -24,6 +24,9 @@ __all__ = ["NoiseLoader", "far_away", "like_data", "permuted", "smoothed", "unif
 
 Noise = Callable[..., Tensor]
 
+# Rows that noise is made of at the least, where there are as many.
+_POOL = 256
+
 
 def uniform(
     x: Tensor,
@@ -109,6 +112,8 @@ def permuted(
         scale: Range of the stretch.
         generator: Source of all that is random.
     """
+    if len(x) == 1:
+        raise ValueError("one row has no others to take entries from; give a larger batch")
     low, high = scale
     if not 0 < low <= high:
         raise ValueError(f"scale = {scale} must be two positive numbers, the smaller one first")
@@ -149,6 +154,8 @@ def like_data(x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
 class NoiseLoader:
     """A loader of noise made from a loader of real inputs; the same noise at every pass.
 
+    Small batches are put together, so that entries can be taken from many others.
+
     Args:
         noise: One of this module's functions, or any ``f(x, generator=...)``.
         loader: Yields ``(x, y)``, ``x`` or dicts.
@@ -168,11 +175,16 @@ class NoiseLoader:
 
     def __iter__(self) -> Iterator[Tensor]:
         generator = torch.Generator().manual_seed(self.seed)
+        waiting: list[Tensor] = []
         for x in inputs(self.loader, progress=False, description="noise"):
-            yield self.noise(x, generator=generator, **self.options)
-
-    def __len__(self) -> int:
-        return len(self.loader)  # type: ignore[arg-type]
+            waiting.append(x)
+            if sum(map(len, waiting)) >= 2 * _POOL:
+                # Half stays behind, so that the last one is no smaller.
+                whole = torch.cat(waiting)
+                yield self.noise(whole[:-_POOL], generator=generator, **self.options)
+                waiting = [whole[-_POOL:]]
+        if waiting:
+            yield self.noise(torch.cat(waiting), generator=generator, **self.options)
 
 
 def _random(

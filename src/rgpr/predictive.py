@@ -23,7 +23,6 @@ __all__ = [
     "monte_carlo",
     "probit",
     "probit_logits",
-    "recalibrate",
 ]
 
 
@@ -108,47 +107,58 @@ def bridge(gaussian: Gaussian, v: Tensor, temperature: Tensor | float = 1.0) -> 
     return torch.where(typical > 0, bridged, torch.softmax(mean, -1)).to(like.dtype)
 
 
-def evidence(probabilities: Tensor) -> Tensor:
-    """Log-odds of the most probable class, above those of a guess: ``(B,)``, zero at uniform."""
-    top = probabilities.amax(1)
+def evidence(probabilities: Tensor, n_samples: int | None = None) -> Tensor:
+    """Log-odds of the most probable class, above those of a guess: ``(B,)``, zero at uniform.
+
+    Args:
+        probabilities: ``(B, C)``.
+        n_samples: Of how many samples they are the mean, if they are. Unless the number of classes
+            divides it, guesses cannot be spread evenly over them; what is left over is no
+            evidence.
+    """
+    classes = probabilities.shape[1]
+    top, winner = probabilities.max(1, keepdim=True)
     # The others by their sum, not as one minus the top: that would round to zero.
-    others = probabilities.sum(1) - top
-    rest = probabilities.scatter(1, probabilities.argmax(1, keepdim=True), 0.0).sum(1)
-    others = torch.where(rest > 0, rest, others.clamp_min(torch.finfo(rest.dtype).tiny))
-    return (top.log() - others.log() + math.log(probabilities.shape[1] - 1)).clamp_min(0)
+    others = probabilities.scatter(1, winner, 0.0).sum(1)
+    tiny = torch.finfo(probabilities.dtype).tiny
+    found = top[:, 0].log() - others.clamp_min(tiny).log() + math.log(classes - 1)
+    if n_samples is not None:
+        most = math.ceil(n_samples / classes)
+        rest = n_samples - most
+        found = found - (math.log(most * (classes - 1) / rest) if rest else math.inf)
+    return found.clamp_min(0)
 
 
-def recalibrate(evidence: Tensor, calibration: Tensor) -> Tensor:
-    r""":math:`e^a\, o^b`, increasing and zero at zero: ``calibration`` is ``(a, b)``."""
-    a, b = calibration.unbind()
-    return a.exp() * evidence**b
-
-
-def calibrated(probabilities: Tensor, base: Tensor, calibration: Tensor) -> Tensor:
+def calibrated(
+    probabilities: Tensor,
+    base: Tensor,
+    stretch: Tensor | float,
+    n_samples: int | None = None,
+) -> Tensor:
     r"""The base's probabilities with a confidence that is calibrated and keeps its ranking.
 
     Added variance ranks inputs by how strange they are, but makes all of them under-confident. The
-    evidence for the winning class is stretched by an increasing function, so no two inputs change
-    places; the confidence that this gives is put in place of the base's own. Evidence goes to
-    zero far away, and with it the result to the uniform distribution.
+    evidence for the winning class is multiplied by a number, so no two inputs change places, and
+    the confidence that this gives is put in place of the base's own. Evidence goes to zero far
+    away, and with it the result to the uniform distribution.
 
     Args:
         probabilities: ``(B, C)``, with the residual's variance.
         base: ``(B, C)``, without it.
-        calibration: ``(a, b)``; see :func:`recalibrate`.
+        stretch: The factor, positive.
+        n_samples: See :func:`evidence`.
 
     Returns:
         ``(B, C)``; the same classes win as in ``base``.
     """
     classes = base.shape[1]
-    stretched = recalibrate(evidence(probabilities), calibration)
+    stretched = stretch * evidence(probabilities, n_samples)
     confidence = torch.sigmoid(stretched - math.log(classes - 1))[:, None]
     top, winner = base.max(1, keepdim=True)
     # More confidence: the others shrink alike. Less: all move towards the uniform distribution.
-    spare = (1 - top).clamp_min(torch.finfo(base.dtype).tiny)
-    sharper = (base * (1 - confidence) / spare).scatter(1, winner, confidence)
-    room = (top - 1 / classes).clamp_min(torch.finfo(base.dtype).tiny)
-    share = ((confidence - 1 / classes) / room).clamp(0, 1)
+    tiny = torch.finfo(base.dtype).tiny
+    sharper = (base * (1 - confidence) / (1 - top).clamp_min(tiny)).scatter(1, winner, confidence)
+    share = ((confidence - 1 / classes) / (top - 1 / classes).clamp_min(tiny)).clamp(0, 1)
     flatter = 1 / classes + (base - 1 / classes) * share
     return torch.where(confidence > top, sharper, flatter)
 

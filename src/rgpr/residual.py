@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .coordinates import Coordinates
 from .data import check_rows
-from .hooks import evaluating
+from .hooks import evaluating, full_precision
 from .kernels import mean_cube_
 from .posteriors import Posterior
 from .representations import capture
@@ -57,7 +57,11 @@ class Residual(StableBuffers):
 
     def unit_variance(self, index: int, h: Tensor) -> Tensor:
         """``u_l(x)``: ``(B,)`` in float64, for representation ``index`` of shape ``(B, ...)``."""
-        beyond = self.at(index).beyond
+        coordinates = self.at(index)
+
+        def beyond(rows: Tensor) -> Tensor:
+            with full_precision(rows):  # whatever the network computes in
+                return coordinates.beyond(rows)
 
         def u(rows: Tensor) -> Tensor:
             return mean_cube_(beyond(rows)) / 3

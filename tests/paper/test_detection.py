@@ -77,6 +77,15 @@ def test_the_summary_is_that_of_the_seeds(out: Path) -> None:
         assert stand_in in text
 
 
+def test_infinities_stay_out_of_the_files(tmp_path: Path) -> None:
+    made = {"nll": float("inf"), "list": [1.0, float("nan")], "int": 3}
+    detection._write_json(tmp_path / "made.json", made)
+    content = json.loads((tmp_path / "made.json").read_text(), parse_constant=pytest.fail)
+    assert content == {"nll": None, "list": [1.0, None], "int": 3}
+    over_seeds = detection._over_seeds([content["nll"], 2.0])
+    assert over_seeds == {"mean": None, "spread": None, "seeds": [None, 2.0]}
+
+
 def test_a_stopped_run_goes_on(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A seed whose file is there is not touched; one without is measured on its checkpoint."""
     copy = tmp_path / "copy"

@@ -63,7 +63,7 @@ def test_tuning_for_outliers_helps_on_digits(
     model.sigma2 = 1e-4
     result = model.tune(validation, "ood", link_approx=link_approx)
     tuned = summary(model, digits, link_approx)
-    assert tuned["accuracy"] >= base["accuracy"] - (0.01 if link_approx == "mc" else 0)
+    assert tuned["accuracy"] >= base["accuracy"] - (0.02 if link_approx == "mc" else 0)
     # Noise is already far for the untuned input layer; outliers that are near pull less at it.
     assert tuned["noise"] < 0.25 < base["noise"] - 0.3
     assert tuned["far"] < 0.3 < untuned["far"] < base["far"]
@@ -103,7 +103,7 @@ def test_the_budget_is_kept(
 
 
 def test_a_budget_that_cannot_be_kept_leaves_the_base(digits: Task) -> None:
-    """Labels that are all one class: no variance helps, and no weight is small enough."""
+    """Labels that are the network's own predictions: every bit of variance costs."""
     model = rgpr.RGPR(digits.network, residual="paper").fit(digits.loader())
     with torch.no_grad():
         sure = model(digits.x).amax(1) > 0.999
@@ -113,7 +113,8 @@ def test_a_budget_that_cannot_be_kept_leaves_the_base(digits: Task) -> None:
         model.tune([(x, y)], "ood", ood=[x], max_ece_increase=0.0)
     with torch.no_grad():
         base = ece(digits.network(x).softmax(1), y)
-        assert ece(model(x), y) <= base + 1e-6
+        assert ece(model(x), y) <= base + 1e-4  # what the input's floor costs
+    assert float(model.sigma2[0]) > 0
 
 
 @quiet
@@ -313,6 +314,32 @@ def test_the_result_reads_and_draws(
     assert list(result.sigma2) == model.layers
 
 
+@quiet
+def test_a_temperature_set_by_hand_is_kept_within_the_budget(
+    model: rgpr.RGPR, digits: Task
+) -> None:
+    """What is reported is what the model does."""
+    model.temperature = 3.0
+    x, y = digits.x, digits.y
+    result = model.tune([(x, y)], "ood", max_nll_increase=10.0)
+    with torch.no_grad():
+        actual = nll(model(x), y)
+    assert result.temperature == float(model.temperature) == 3.0
+    assert result.metrics["validation NLL"][1] == pytest.approx(actual, abs=1e-4)
+
+
+@quiet
+def test_a_recipe_speaks_for_itself(digits: Task, validation: DataLoader[Any]) -> None:
+    recipe = rgpr.ResidualRecipe(ood_weight=3.0, tied=0.5, max_ece_increase=0.5)
+    model = rgpr.RGPR(digits.network, residual=recipe).fit(digits.loader())
+    result = model.tune(validation, "ood")
+    assert result.ood_weight == 3.0
+    assert len(result.trials) == 1
+    assert result.calibration is None
+    assert model.tune(validation, "ood", max_ece_increase=1.0).trials[0].weight == 100
+    assert model.tune(validation, "ood", ood_weight=0.1).ood_weight == 0.1
+
+
 def test_without_a_fit_nothing_is_tuned() -> None:
     with pytest.raises(RuntimeError, match="not fitted"):
         rgpr.RGPR(mlp()).tune([(torch.randn(3, 4), torch.zeros(3).long())])
@@ -333,6 +360,8 @@ def test_without_a_fit_nothing_is_tuned() -> None:
         ({"objective": "ood", "max_ece_increase": -0.1}, "not be negative"),
         ({"objective": "marginal-likelihood", "temperature": True}, "no temperature"),
         ({"noise": 0.1}, "regression"),
+        ({"max_examples": 0}, "max_examples = 0"),
+        ({"link_approx": "mc", "n_samples": 0}, "n_samples = 0"),
         ({"objective": "ood", "ood": []}, "no batch"),
         ({"objective": "ood", "ood": [torch.full((3, 64), float("nan"))]}, "batch 0.*not finite"),
     ],

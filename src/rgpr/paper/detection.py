@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
 import os
 import platform
 import time
@@ -367,13 +368,23 @@ Means over the seeds, after ± the standard deviation between them. FPR95 (less 
 (more is better) are means over the sets of outliers; the score is the largest probability, or the
 detector's own. ECE has 15 bins. Detectors have no probabilities of their own. Outliers for tuning
 are smoothed noise made of training images; no test set of outliers is looked at before the end.
+Training on a GPU does not repeat itself bit by bit, so another run gives other networks.
 
 SVHN is re-cropped from the full-number release, not the published 32 x 32 files; scenes stand in
 for LSUN; letters are handwritten capitals A-Z and stand in for EMNIST letters."""
 
 
 def _write_json(path: Path, content: Any) -> None:
-    _write(path, json.dumps(content, indent=2) + "\n")
+    _write(path, json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
+
+
+def _finite(content: Any) -> Any:
+    """The same with ``None`` for infinities, such as the NLL of a probability of zero."""
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def _write(path: Path, text: str) -> None:
@@ -414,6 +425,8 @@ def _over_seeds(trees: list[Any]) -> dict[str, Any]:
     """Trees of numbers, one a seed, as one tree of mean, spread and list."""
     if isinstance(trees[0], dict):
         return {key: _over_seeds([tree[key] for tree in trees]) for key in trees[0]}
+    if None in trees:
+        return {"mean": None, "spread": None, "seeds": trees}
     spread = stdev(trees) if len(trees) > 1 else None
     return {"mean": mean(trees), "spread": spread, "seeds": trees}
 
@@ -432,7 +445,8 @@ def _markdown(name: str, content: dict[str, Any]) -> str:
     for method, found in methods.items():
         cells = [_percent(found["fpr95"]["mean"], 1, True), _percent(found["auroc"]["mean"], 1)]
         if "ece" in found:
-            cells += [_percent(found["ece"], 2, True), f"{found['nll']['mean']:.4f}"]
+            loss = found["nll"]["mean"]
+            cells += [_percent(found["ece"], 2, True), "inf" if loss is None else f"{loss:.4f}"]
         cells += [_percent(found["accuracy"], 2)] if "accuracy" in found else ["-"] * 3
         lines.append(_row([method, *cells]))
     lines += ["", *_head(["FPR95 against", *kinds])]

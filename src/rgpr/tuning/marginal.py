@@ -54,7 +54,6 @@ class KernelMatrices:
             all are equal.
         mean: ``(N, C)``, the network's outputs.
         target: Class indices ``(N,)`` or values ``(N, C)``.
-        typical: ``(L,)``, the mean of each kernel's diagonal.
     """
 
     def __init__(self, residual: Tensor, base: Tensor, mean: Tensor, target: Tensor) -> None:
@@ -66,7 +65,6 @@ class KernelMatrices:
         else:
             self.active = torch.ones(mean.shape[1], dtype=torch.float64, device=mean.device)
         self.residual, self.base, self.mean, self.target = residual, base, mean, target
-        self.typical = residual.diagonal(dim1=1, dim2=2).mean(1)
         self.mode: Tensor | None = None  # where the last evaluation ended: the next one's start
 
     def __len__(self) -> int:

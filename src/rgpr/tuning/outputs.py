@@ -78,6 +78,11 @@ class Outputs:
     def sampled(self) -> bool:
         return self.first.dim() == 3
 
+    @property
+    def n_samples(self) -> int | None:
+        """Of the Monte Carlo estimate, if it is one."""
+        return self.first.shape[1] if self.sampled else None
+
     def chunks(self) -> Iterator[Outputs]:
         """The same examples in parts of bounded size."""
         rows = max(1, _CHUNK // max(1, self.first[:1].numel()))

@@ -36,9 +36,9 @@ OBJECTIVES = ("likelihood", "ood", "marginal-likelihood")
 _SCALES = range(-5, 4)
 # Logarithms beyond this are as good as zero or infinity: 1e-10 and 1e10 times the typical value.
 _BOUND = 23.0
-# The input carries the guarantee: it keeps a variance of at least this much at the 95 % quantile
-# of the data, which no prediction notices and which is a thousand times more at ten times the
-# distance.
+# The input carries the guarantee: it keeps a variance of at least this much in typical units (at
+# the 95 % quantile of the data, or ten times its mean where layers are tied), which no prediction
+# notices and which is a thousand times more at ten times the distance.
 _INPUT_FLOOR = 1e-3
 # Added variance can be traded for a lower temperature without end; so far and no further.
 _TEMPERATURES = (0.05, 20.0)
@@ -116,19 +116,32 @@ def tune(
     """Find the parameters, set them on the model, and report."""
     started = time.perf_counter()
     residual, recipe = model._fitted(), model.recipe
-    adaptive = recipe.calibrated and model.likelihood == "classification"
+    classifier = model.likelihood == "classification"
     if objective is None:
-        objective = "ood" if adaptive else "likelihood"
+        objective = "ood" if recipe.calibrated and classifier else "likelihood"
     limits = {"nll": max_nll_increase, "ece": max_ece_increase}
     chosen = {metric: limit for metric, limit in limits.items() if limit is not None}
-    if objective == "ood" and adaptive:
-        if not chosen and ood_weight is None and recipe.max_ece_increase is not None:
+    if objective == "ood" and classifier:
+        calibrate = recipe.calibrated if calibrate is None else calibrate
+        if not chosen and recipe.max_ece_increase is not None:
             chosen = {"ece": recipe.max_ece_increase}
-        ood_weight = recipe.ood_weight if ood_weight is None else ood_weight
-        calibrate = True if calibrate is None else calibrate
+        elif chosen and ood_weight is None:
+            ood_weight = LARGEST_WEIGHT
     if ood_weight is None:
-        ood_weight = LARGEST_WEIGHT if chosen else 0.5
-    _check(model, objective, ood, ood_weight, link_approx, temperature, calibrate, chosen, noise)
+        ood_weight = recipe.ood_weight if classifier else 0.5
+    _check(
+        model,
+        objective,
+        ood,
+        ood_weight,
+        link_approx,
+        temperature,
+        calibrate,
+        chosen,
+        noise,
+        max_examples,
+        n_samples,
+    )
     now = Parameters(
         residual.sigma2,
         model.temperature,
@@ -177,8 +190,8 @@ def tune(
             model, validation.u, validation.first, target, now, temperature, noise, outliers
         )
         starts = space.starts(now)
-        tied = recipe.tied if outliers is not None and adaptive else 0.0
-        goal = _goal(model.likelihood, validation, outliers, space, tied)
+        goal = _goal(model.likelihood, validation, outliers, space, recipe.tied)
+        plain = _goal(model.likelihood, validation, outliers, space, 0.0)
         base = dataclasses.replace(now, temperature=torch.ones_like(now.temperature))
         base = base.without_residual()
 
@@ -188,8 +201,8 @@ def tune(
             if not calibrate:
                 return raw, None
             alone = validation.probabilities(parameters.without_residual())
-            fitted = fit_calibration(raw, alone, target)
-            return calibrated(raw, alone, fitted), fitted
+            fitted = fit_calibration(raw, alone, target, validation.n_samples)
+            return calibrated(raw, alone, fitted, validation.n_samples), fitted
 
         def solve(weight: float, near: Optimum | None) -> Optimum:
             first = starts if near is None else [near.z, *starts]
@@ -208,28 +221,30 @@ def tune(
             weight, optimum, trials = largest_weight(
                 solve, lambda o: cost(space.parameters(o.z)), increase, ood_weight
             )
-            tuned = _within(cost, increase, space.parameters(optimum.z))
+            tuned = _within(cost, increase, space, space.parameters(optimum.z))
         else:
             optimum = solve(weight or 0.0, None)
             tuned = space.parameters(optimum.z)
-        value = goal(weight or 0.0)
-        before = sum(float(part) for part in value(space.point(now)))
-        after = sum(float(part) for part in value(space.point(tuned)))
+        points = space.point(now), space.point(tuned)
+        penalised = [_total(goal(weight or 0.0)(z)) for z in points]
+        if penalised[1] < penalised[0] and not trials:
+            tuned = now
+        # What is reported is the objective itself, without what ties the layers.
+        before = _total(plain(weight or 0.0)(points[0]))
+        after = _total(plain(weight or 0.0)(space.point(tuned)))
         used = (len(validation), 0 if outliers is None else len(outliers))
         seen = (validation.seen, 0 if outliers is None else outliers.seen)
         at_data = validation.u
-        if after < before and not trials:
-            tuned, after = now, before
-        if model.likelihood == "classification":
+        if classifier:
             _, calibration = predict(tuned)
             states = (now, model.calibration), (tuned, calibration)
             metrics = _metrics(validation, outliers, *states)
         else:
             metrics = {}
     model.sigma2 = tuned.sigma2
-    model.calibration = calibration
     if temperature:
         model.temperature = float(tuned.temperature)
+    model.calibration = calibration
     at_outliers = None if outliers is None else outliers.u
     notes = _notes(model.layers, space, tuned, trials, optimum.converged)
     for note in notes:
@@ -241,7 +256,7 @@ def tune(
         sigma2=dict(zip(model.layers, tuned.sigma2.tolist(), strict=True)),
         share=_share(model.layers, tuned.sigma2, at_data, at_outliers),
         temperature=float(tuned.temperature),
-        calibration=None if calibration is None else (float(calibration[0]), float(calibration[1])),
+        calibration=None if calibration is None else float(calibration),
         noise=float(tuned.noise) if model.likelihood == "regression" else None,
         ood_weight=weight,
         metrics=metrics,
@@ -265,7 +280,13 @@ def _check(
     calibrate: bool | None,
     budgets: dict[str, float],
     noise: float | None,
+    max_examples: int | None,
+    n_samples: int,
 ) -> None:
+    if max_examples is not None and max_examples < 1:
+        raise ValueError(f"max_examples = {max_examples} must be at least 1, or None")
+    if not isinstance(n_samples, int) or n_samples < 1:
+        raise ValueError(f"n_samples = {n_samples} must be a whole number, at least 1")
     if objective not in OBJECTIVES:
         raise ValueError(
             f"objective={objective!r} is not one of {', '.join(map(repr, OBJECTIVES))}"
@@ -393,13 +414,23 @@ def _goal(
     return goal
 
 
-def _within(cost: Callable[[Parameters], float], increase: float, tuned: Parameters) -> Parameters:
+def _total(parts: Iterable[Tensor]) -> float:
+    return sum(float(part) for part in parts)
+
+
+def _within(
+    cost: Callable[[Parameters], float], increase: float, space: _Space, tuned: Parameters
+) -> Parameters:
     """The tuned parameters, or as much of them as the budget allows."""
     share, found = 1.0, tuned
-    # Towards the base's own predictions, which cost nothing; never all the way.
+    floor = torch.zeros_like(tuned.sigma2)
+    floor[0] = _INPUT_FLOOR / space.typical[0]
+    # Towards the base's own predictions, which cost nothing; the input keeps its floor.
     while cost(found) > increase and share > 1e-15:
         share /= 2
-        found = Parameters(share * tuned.sigma2, tuned.temperature**share, tuned.noise)
+        sigma2 = torch.maximum(share * tuned.sigma2, floor)
+        warmer = tuned.temperature if space.temperature is not None else tuned.temperature**share
+        found = Parameters(sigma2, warmer, tuned.noise)
     return found
 
 
@@ -417,7 +448,7 @@ def _metrics(
         if calibration is None:
             return p
         alone = outputs.probabilities(parameters.without_residual())
-        return calibrated(p, alone, calibration)
+        return calibrated(p, alone, calibration, outputs.n_samples)
 
     target = validation.target
     assert target is not None
