@@ -130,6 +130,8 @@ def train(
             epochs.set_postfix(
                 {n: f"{m[-1]:.4g}" for n, m in zip(names, measures, strict=True) if m}
             )
+    if images and device.type == "cuda":
+        network.to(memory_format=torch.contiguous_format)  # as it came
     network.eval()
     return history
 

@@ -1,0 +1,98 @@
+"""Two processes with uneven shards against one with all the data."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import rgpr
+from networks import blobs, mlp
+
+SCRIPT = """
+import os, sys
+import torch
+from torch import distributed
+sys.path.insert(0, {tests!r})
+from test_distributed import data, build, options
+rank = int(os.environ["RANK"])
+distributed.init_process_group("gloo", init_method="file://{store}", rank=rank, world_size=2)
+import rgpr, warnings
+warnings.simplefilter("ignore")
+(x, y), (v, w), out = data()
+case = {case!r}
+if case == "fails" and rank == 1:
+    x = x.clone(); x[40] = float("nan")
+cut = len(x) if case == "empty" else 31
+mine = slice(0, cut) if rank == 0 else slice(cut, None)
+train = [(a, b) for a, b in zip(x[mine].split(7), y[mine].split(7))]
+try:
+    model = build(case).fit(train)
+    v_mine = slice(0, 50) if rank == 0 else slice(50, None)
+    o_mine = slice(0, 11) if rank == 0 else slice(11, None)
+    model.tune([(v[v_mine], w[v_mine])], ood=[out[o_mine]], **options)
+    model.save({store!r} + f".{{rank}}.safetensors")
+except Exception as error:
+    print(type(error).__name__, error)
+    sys.exit(3)
+"""
+
+options = {"objective": "ood", "ood_weight": 2.0, "max_examples": 60}
+
+
+def data() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
+    torch.manual_seed(0)
+    x, y = blobs(3, n=240)
+    return (x[:120], y[:120]), (x[120:], y[120:]), 4 * torch.randn(90, 4)
+
+
+def build(case: str) -> rgpr.RGPR:
+    torch.manual_seed(1)
+    recipe = rgpr.ResidualRecipe(
+        input=rgpr.Strategy(offset=1.0), hidden=rgpr.Strategy("prototypes", "pooled")
+    )
+    return rgpr.RGPR(mlp(), residual=recipe if case == "offset" else "adaptive")
+
+
+def two_processes(case: str, folder: Path) -> list[tuple[int, str]]:
+    code = SCRIPT.format(tests=str(Path(__file__).parent), store=str(folder / "store"), case=case)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**environment, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=240)[0] for process in running]
+    return [(p.returncode, output) for p, output in zip(running, outputs, strict=True)]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", ["adaptive", "offset", "empty"])
+def test_two_processes_give_the_model_of_one(case: str, tmp_path: Path) -> None:
+    (x, y), validation, out = data()
+    alone = build(case).fit([(x, y)])
+    alone.tune([validation], ood=[out], **options)
+    results = two_processes(case, tmp_path)
+    assert [code for code, _ in results] == [0, 0], results
+    models = [rgpr.load(tmp_path / f"store.{rank}.safetensors", mlp()) for rank in range(2)]
+    points = torch.cat([x, 5 * x])
+    assert torch.equal(models[0](points), models[1](points))  # to the last bit
+    # Scales of a flat optimum move with the last digits of the sums; predictions do not.
+    torch.testing.assert_close(models[0].sigma2, alone.sigma2, rtol=1e-2, atol=1e-12)
+    torch.testing.assert_close(models[0](points), alone(points).detach(), rtol=0, atol=1e-6)
+
+
+def test_what_fails_on_one_fails_on_both(tmp_path: Path) -> None:
+    results = two_processes("fails", tmp_path)
+    assert [code for code, _ in results] == [3, 3], results
+    assert "rank 1 failed, so this one stops too" in results[0][1]
+    assert "not finite" in results[1][1]
