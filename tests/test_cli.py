@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -93,3 +94,13 @@ def test_the_table_of_bases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             assert far <= 0.12, base
     with pytest.raises(SystemExit, match="has no lines <!-- table -->"):
         _show("x", Path(__file__).with_name("networks.py"))
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    """Extras are imported where they are used, and start-up is torch's."""
+    code = "import sys, rgpr; print([m for m in sys.argv[1:] if m in sys.modules])"
+    heavy = ["laplace", "gpytorch", "matplotlib", "ray", "sklearn", "onnx", "torchvision"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *heavy], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "[]"

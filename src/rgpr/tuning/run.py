@@ -190,7 +190,9 @@ def tune(
             model, validation.u, validation.first, target, now, temperature, noise, outliers
         )
         starts = space.starts(now)
-        goal = _goal(model.likelihood, validation, outliers, space, recipe.tied)
+        # Outliers alone could be fitted too well; the data's own likelihood needs no ties.
+        tied = recipe.tied if outliers is not None else 0.0
+        goal = _goal(model.likelihood, validation, outliers, space, tied)
         plain = _goal(model.likelihood, validation, outliers, space, 0.0)
         base = dataclasses.replace(now, temperature=torch.ones_like(now.temperature))
         base = base.without_residual()
