@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from rgpr.storage import replacing
+
 from . import bases, gram, prediction, tuning
 
 OUT = Path("build/benchmarks/results.json")
@@ -35,9 +37,8 @@ def main() -> None:
                     f"{r['ratio']:>8.2f} x   spread {r['spread']:.0%}"
                 )
     OUT.parent.mkdir(parents=True, exist_ok=True)
-    temporary = OUT.with_suffix(".part")
-    temporary.write_text(json.dumps(results, indent=2) + "\n")
-    os.replace(temporary, OUT)
+    with replacing(OUT) as temporary:
+        temporary.write_text(json.dumps(results, indent=2) + "\n")
     print(f"\nwritten to {OUT.resolve()}")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
@@ -179,6 +181,20 @@ def blobs(classes: int = 3, inputs: int = 4, n: int = 120) -> tuple[Tensor, Tens
     centers = 3 * torch.randn(classes, inputs)
     y = torch.arange(n) % classes
     return centers[y] + torch.randn(n, inputs), y
+
+
+def laplace_over_blobs(likelihood: str, structure: str) -> tuple[Any, Tensor, Tensor]:
+    """A fitted last-layer Laplace of an untrained network, and its data."""
+    x, y = blobs()
+    if likelihood == "regression":
+        y = torch.randn(len(x), 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from laplace import Laplace
+
+        la = Laplace(mlp(), likelihood, "last_layer", structure)
+        la.fit(DataLoader(TensorDataset(x, y), batch_size=40))
+    return la, x, y
 
 
 EVERY_NETWORK = {

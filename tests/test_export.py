@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import rgpr
-from networks import LeNet, blobs, convolutional, mlp
+from networks import LeNet, blobs, convolutional, laplace_over_blobs, mlp
 from rgpr import export
 from rgpr.posteriors import MCDropout
 
@@ -23,13 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def laplace_model(likelihood: str = "classification", structure: str = "kron") -> rgpr.RGPR:
-    x, y = blobs()
-    if likelihood == "regression":
-        y = torch.randn(len(x), 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        la = Laplace(mlp(), likelihood, "last_layer", structure)
-        la.fit(DataLoader(TensorDataset(x, y), batch_size=40))
+    la, x, y = laplace_over_blobs(likelihood, structure)
     return rgpr.RGPR(la).fit([(x, y)])
 
 

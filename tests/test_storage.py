@@ -2,18 +2,15 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from laplace import Laplace
 from safetensors.torch import save_file
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import rgpr
-from networks import LeNet, Reused, blobs, mlp
+from networks import LeNet, Reused, laplace_over_blobs, mlp
 from rgpr.storage import FORMAT, read, write
 
 
@@ -39,13 +36,7 @@ def test_round_trip(tmp_path: Path) -> None:
 @pytest.mark.parametrize("structure", ["kron", "diag", "full"])
 @pytest.mark.parametrize("likelihood", ["classification", "regression"])
 def test_round_trip_of_last_layer_laplace(tmp_path: Path, structure: str, likelihood: str) -> None:
-    x, y = blobs()
-    if likelihood == "regression":
-        y = torch.randn(len(x), 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        la = Laplace(mlp(), likelihood, "last_layer", structure)
-        la.fit(DataLoader(TensorDataset(x, y), batch_size=40))
+    la, x, _ = laplace_over_blobs(likelihood, structure)
     model = rgpr.RGPR(la).fit([x])
     model.save(tmp_path / "m.safetensors")
     loaded = rgpr.load(tmp_path / "m.safetensors", mlp())

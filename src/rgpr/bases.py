@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, nll_loss
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
@@ -35,6 +35,7 @@ from .posteriors import (
     as_posterior,
     fit_laplace,
 )
+from .posteriors.weight_laplace import choose_prior_precision
 
 __all__ = ["CLASSIFIERS", "REGRESSORS", "table"]
 
@@ -57,18 +58,11 @@ def _validation(task: Task) -> DataLoader[Any]:
 def _last_layer(network: nn.Module, task: Task, structure: str = "kron") -> Posterior:
     from laplace import Laplace
 
-    la: Any = Laplace(
+    la = Laplace(
         network, "classification", subset_of_weights="last_layer", hessian_structure=structure
     )
     la.fit(_loader(task))
-    la.optimize_prior_precision(
-        pred_type="glm",
-        method="gridsearch",
-        link_approx="probit",
-        val_loader=_validation(task),
-        # Its own loss is never reset: each precision would get the mean of all before it.
-        loss=lambda p, y: nll_loss(p.log(), y),
-    )
+    choose_prior_precision(la, _validation(task))
     return as_posterior(la)
 
 

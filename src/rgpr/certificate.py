@@ -30,6 +30,7 @@ from torch import Tensor
 from .data import network_dtype_device
 from .lipschitz import NotBoundedError, lipschitz
 from .posteriors import MAP, Ensemble, LaplacePosterior, LastLayerLaplace, Posterior, Temperature
+from .storage import replacing
 
 if TYPE_CHECKING:
     from .model import RGPR
@@ -132,7 +133,8 @@ class Certificate:
         )
         axes.legend(fontsize=8, frameon=False)
         if path is not None:
-            figure.savefig(path, dpi=120)
+            with replacing(path) as temporary:
+                figure.savefig(temporary, dpi=120)
         return figure
 
     def _gap(self, distance: float) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,6 +105,7 @@ def _show(table: str, into: Path | None) -> None:
     _, end, after = rest.partition("<!-- end of table -->")
     if not mark or not end:
         raise SystemExit(f"{into} has no lines <!-- table --> and <!-- end of table --> to fill")
-    temporary = into.with_suffix(".part")
-    temporary.write_text(f"{before}{mark}{table}\n{end}{after}")
-    os.replace(temporary, into)
+    from .storage import replacing
+
+    with replacing(into) as temporary:
+        temporary.write_text(f"{before}{mark}{table}\n{end}{after}")

@@ -37,7 +37,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .data import Reservoir
+from .data import Reservoir, one_of
 from .standardize import ClassMoments, Moments, StableBuffers
 
 __all__ = [
@@ -235,15 +235,8 @@ class Strategy:
     shrinkage: float = 0.1
 
     def __post_init__(self) -> None:
-        allowed: dict[str, tuple[str, ...]] = {
-            "coordinates": ("moments", "whitened", "prototypes"),
-            "of": ("raw", "pooled", "normalised"),
-        }
-        for name, values in allowed.items():
-            if getattr(self, name) not in values:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} is not one of {', '.join(map(repr, values))}"
-                )
+        one_of("coordinates", self.coordinates, ("moments", "whitened", "prototypes"))
+        one_of("of", self.of, ("raw", "pooled", "normalised"))
         if self.offset is not None and not 0 < self.offset <= 1:
             raise ValueError(f"offset = {self.offset} is a quantile, above 0 and at most 1")
         if not 0 <= self.shrinkage <= 1:

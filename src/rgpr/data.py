@@ -17,12 +17,14 @@ __all__ = [
     "check_batch",
     "check_input",
     "check_logits",
+    "check_n_samples",
     "check_rows",
     "check_target",
     "inputs",
     "inputs_and_targets",
     "labelled",
     "network_dtype_device",
+    "one_of",
     "row_keys",
 ]
 
@@ -293,3 +295,16 @@ def check_target(target: Tensor, outputs: Tensor, likelihood: str, number: int) 
             f"{flat.max().item()}; expected whole numbers from 0 to {classes - 1}, one a class"
         )
     return flat[:, 0].long()
+
+
+def check_n_samples(n_samples: int) -> None:
+    """Refuse anything but a positive whole number."""
+    if not isinstance(n_samples, int) or n_samples < 1:
+        raise ValueError(f"n_samples = {n_samples} must be a whole number, at least 1")
+
+
+def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    """The value, refused by name unless it is one of those allowed."""
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}")
+    return value

@@ -6,7 +6,6 @@ Digits (8 x 8 images, ten classes) show confidence against distance, two moons s
 from __future__ import annotations
 
 import json
-import os
 import time
 import warnings
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from tqdm import tqdm
 
 from .metrics import accuracy, confidence, ece
 from .model import RGPR
+from .storage import replacing
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -72,9 +72,8 @@ def run(out: Path, *, seed: int = 0, quick: bool = False) -> dict[str, Any]:
             resolution = 40 if quick else 200
             pictures.append(draw_moons(models, task, out / "moons.png", resolution))
     report = out / "results.json"
-    temporary = report.with_suffix(".json.part")
-    temporary.write_text(json.dumps(results, indent=2) + "\n")
-    os.replace(temporary, report)
+    with replacing(report) as temporary:
+        temporary.write_text(json.dumps(results, indent=2) + "\n")
     print(f"\nDone in {time.perf_counter() - started:.0f} s. Look at:")
     for path in (*pictures, report):
         print(f"  {path.resolve()}")
@@ -234,8 +233,7 @@ def draw_map(panel: Any, model: RGPR, task: Task, width: float, resolution: int)
 
 def save_figure(figure: Any, path: Path) -> Path:
     """Write a picture, all of it or nothing."""
-    temporary = path.with_suffix(".part.png")
-    figure.savefig(temporary, dpi=120)
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120)
     plt.close(figure)
     return path

@@ -9,13 +9,13 @@ import os
 import warnings
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
 
 from .model import RGPR
 from .posteriors import Ensemble, SampledPosterior, Temperature
+from .storage import replacing
 
 __all__ = ["onnx", "program"]
 
@@ -76,25 +76,18 @@ def onnx(model: RGPR, path: str | os.PathLike[str], example: Tensor) -> Path:
     Returns:
         The path.
     """
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"no folder {path.parent} to write {path.name} in; make it first")
     names = ["probabilities"] if model.likelihood == "classification" else ["mean", "covariance"]
-    exported = program(model, example)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about names of dynamic dimensions
-        graph = torch.onnx.export(
-            exported, dynamo=True, input_names=["x"], output_names=names, verbose=False
-        )
-    assert graph is not None
-    graph.optimize()
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
-    try:
+    with replacing(path) as temporary:  # a folder that is not there is refused before the work
+        exported = program(model, example)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about names of dynamic dimensions
+            graph = torch.onnx.export(
+                exported, dynamo=True, input_names=["x"], output_names=names, verbose=False
+            )
+        assert graph is not None
+        graph.optimize()
         graph.save(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+    return Path(path)
 
 
 def _check(model: RGPR) -> None:

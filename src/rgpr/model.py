@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .certificate import Certificate, certify
 from .coordinates import RESIDUALS, ResidualRecipe
-from .data import check_input, inputs_and_targets, network_dtype_device
+from .data import check_input, check_n_samples, inputs_and_targets, network_dtype_device, one_of
 from .explanation import Explanation
 from .fitting import fit
 from .gaussian import Gaussian, standard_normal, symmetric_normal
@@ -80,11 +80,11 @@ class RGPR(StableBuffers):
         if not isinstance(residual, str | ResidualRecipe):
             raise TypeError(f"residual={residual!r}; expected a word or a rgpr.ResidualRecipe")
         if isinstance(residual, str):
-            residual = RESIDUALS[_one_of("residual", residual, tuple(RESIDUALS))]
+            residual = RESIDUALS[one_of("residual", residual, tuple(RESIDUALS))]
         self.recipe = residual
         self.posterior = as_posterior(base)
         fitted_for = self.posterior.likelihood
-        self.likelihood = _one_of(
+        self.likelihood = one_of(
             "likelihood",
             likelihood or fitted_for or "classification",
             ("classification", "regression"),
@@ -94,7 +94,7 @@ class RGPR(StableBuffers):
                 f"the base was fitted for {fitted_for}, so likelihood='{self.likelihood}' cannot "
                 f"be; pass likelihood='{fitted_for}' or leave it out"
             )
-        self.nan = _one_of("nan", nan, ("propagate", "raise"))
+        self.nan = one_of("nan", nan, ("propagate", "raise"))
         self._choice = layers
         check_layers(self.posterior.network, layers)
         self._layers: list[str] = []
@@ -335,8 +335,8 @@ class RGPR(StableBuffers):
             TypeError: ``x`` has the wrong dtype.
             ValueError: ``x`` has the wrong shape or device, or a NaN with ``nan="raise"``.
         """
-        _one_of("link_approx", link_approx, ("probit", "mc", "bridge"))
-        _one_of("pred_type", pred_type, ("glm",))
+        one_of("link_approx", link_approx, ("probit", "mc", "bridge"))
+        one_of("pred_type", pred_type, ("glm",))
         if self.likelihood == "classification" and link_approx == "mc":
             samples, limit, alone = self._samples(x, n_samples, generator)
             mixed = monte_carlo(torch.where(limit[:, None], 0.0, samples))
@@ -491,16 +491,13 @@ class RGPR(StableBuffers):
         """What each representation adds, ``(B, L)``."""
         first = u[:, :1]
         known = torch.where((first > _far(x.dtype)) & u.isnan(), torch.inf, u)
-        # A kernel that is switched off stays off, also where its u is infinite.
-        added = torch.where(self.sigma2 > 0, known, 0.0) * self.sigma2
-        return torch.where(first.isnan(), torch.nan, added)
+        return torch.where(first.isnan(), torch.nan, self._fitted().contributions(known))
 
     def _samples(
         self, x: Tensor, n_samples: int, generator: torch.Generator | None, symmetric: bool = True
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Samples with the residual's noise, rows at the limit, and the base's own samples."""
-        if not isinstance(n_samples, int) or n_samples < 1:
-            raise ValueError(f"n_samples = {n_samples} must be a whole number, at least 1")
+        check_n_samples(n_samples)
         samples, u = self._read(x, lambda clean: self.posterior.sample(clean, n_samples, generator))
         v = self._residual_variance(x, u)
         limit = _at_limit(x, u, v, samples.isfinite().all(2).all(0))
@@ -567,9 +564,3 @@ def _regression(
         return mean, gaussian.variance + v[:, None]
     covariance = torch.where(limit[:, None, None], 0.0, gaussian.covariance)
     return mean, covariance + torch.diag_embed(v[:, None].expand_as(mean))
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}")
-    return value

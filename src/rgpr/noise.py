@@ -43,7 +43,7 @@ def uniform(
         high: Likewise.
         generator: Source of the noise.
     """
-    return (low + (high - low) * _random(torch.rand, x.shape, x, generator)).to(x.dtype)
+    return (low + (high - low) * _random(x.shape, x, generator)).to(x.dtype)
 
 
 def smoothed(
@@ -85,7 +85,7 @@ def smoothed(
             "the bounds given; pass low= and high=, a number or (C, 1, 1) for each channel"
         )
     count, channels, height, width = x.shape
-    order = _random(torch.rand, (count, 1, height * width), images, generator).argsort(-1)
+    order = _random((count, 1, height * width), images, generator).argsort(-1)
     images = images.flatten(2).gather(2, order.expand(-1, channels, -1)).reshape(x.shape)
     sigma = _between(blur, count, images, generator)
     rows, columns = _blur_matrix(height, sigma), _blur_matrix(width, sigma)
@@ -118,7 +118,7 @@ def permuted(
     if not 0 < low <= high:
         raise ValueError(f"scale = {scale} must be two positive numbers, the smaller one first")
     flat = x.flatten(1)
-    order = _random(torch.rand, flat.shape, flat, generator).argsort(0)
+    order = _random(flat.shape, flat, generator).argsort(0)
     mean = flat.mean(0, dtype=torch.promote_types(x.dtype, torch.float32))
     bounds = (torch.tensor(low).log().item(), torch.tensor(high).log().item())
     stretch = _between(bounds, len(x), mean, generator).exp()[:, None]
@@ -188,7 +188,6 @@ class NoiseLoader:
 
 
 def _random(
-    draw: Callable[..., Tensor],
     shape: Iterable[int],
     like: Tensor,
     generator: torch.Generator | None,
@@ -196,14 +195,14 @@ def _random(
     """Numbers drawn where the generator lives, moved to where ``like`` is."""
     dtype = torch.promote_types(like.dtype, torch.float32)
     device = like.device if generator is None else generator.device
-    return draw(tuple(shape), generator=generator, device=device, dtype=dtype).to(like.device)
+    return torch.rand(tuple(shape), generator=generator, device=device, dtype=dtype).to(like.device)
 
 
 def _between(
     bounds: tuple[float, float], count: int, like: Tensor, generator: torch.Generator | None
 ) -> Tensor:
     low, high = bounds
-    return low + (high - low) * _random(torch.rand, (count,), like, generator)
+    return low + (high - low) * _random((count,), like, generator)
 
 
 def _blur_matrix(size: int, sigma: Tensor) -> Tensor:

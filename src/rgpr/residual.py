@@ -92,7 +92,11 @@ class Residual(StableBuffers):
             result = run(x)
         return result, torch.stack([columns[index] for index in range(len(layers))], dim=1)
 
+    def contributions(self, u: Tensor) -> Tensor:
+        """What each representation adds, ``(B, L)``, from ``u`` of that shape."""
+        # A kernel that is switched off stays off, also where its u is infinite.
+        return torch.where(self.sigma2 > 0, u, 0.0) * self.sigma2
+
     def forward(self, u: Tensor) -> Tensor:
         """``v(x)``: ``(B,)`` in float64 from ``u`` of shape ``(B, L)``."""
-        # A kernel that is switched off stays off, also where its u is infinite.
-        return (torch.where(self.sigma2 > 0, u, 0.0) * self.sigma2).sum(-1)
+        return self.contributions(u).sum(-1)

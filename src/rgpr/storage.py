@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,9 +14,27 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-__all__ = ["FORMAT", "check_same_network", "read", "write"]
+__all__ = ["FORMAT", "check_same_network", "read", "replacing", "write"]
 
 FORMAT = 1
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A path to write to that takes the place of ``path`` once all is written, or is gone.
+
+    Raises:
+        FileNotFoundError: The folder does not exist.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"no folder {path.parent} to save {path.name} in; make it first")
+    temporary = path.with_name(f".{uuid4().hex}.{path.name}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: Any) -> None:
@@ -34,18 +53,11 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: An
     # Tied weights share memory, which the format refuses; each name gets its own copy.
     copies = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     metadata = {"rgpr_format": str(FORMAT), "rgpr": json.dumps(about)}
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"no folder {path.parent} to save {path.name} in; make it first")
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
-    temporary.touch()
-    mode = temporary.stat().st_mode  # as readable as any file of this user; save_file says 0600
-    try:
+    with replacing(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # as readable as any file of this user; save_file says 0600
         save_file(copies, temporary, metadata=metadata)
         temporary.chmod(mode)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any]:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..data import network_dtype_device
 from ..files import load
 
 __all__ = ["Predictor", "score"]
@@ -69,9 +70,8 @@ class Predictor:
         values = torch.from_numpy(
             np.ascontiguousarray(batch[self.column] if inputs is None else inputs)
         )
-        x = values.to(self.device, torch.float32) * self.scale
-        dtype = next(self.model.posterior.network.parameters()).dtype
-        x = x.to(dtype)
+        dtype = network_dtype_device(self.model.posterior.network)[0]
+        x = (values.to(self.device, torch.float32) * self.scale).to(dtype)
         if self.model.likelihood == "classification":
             probabilities = self.model(x)
             confidence, prediction = probabilities.max(1)

@@ -12,7 +12,6 @@ import copy
 import dataclasses
 import json
 import math
-import os
 import platform
 import time
 import warnings
@@ -28,7 +27,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from tqdm import tqdm
 
 from .. import __version__, noise
@@ -36,6 +34,8 @@ from ..baselines.detectors import KNN, Detector, Energy, Mahalanobis, ViM
 from ..metrics import accuracy, auroc, confidence, ece, fpr95, nll
 from ..model import RGPR
 from ..posteriors import Temperature
+from ..posteriors.weight_laplace import choose_prior_precision
+from ..storage import replacing
 from ..training import Recipe, lenet, resnet18, train
 from ..tuning import TuningResult
 from .data import Images, Loader, digits, grey, read_images, some, three_channels
@@ -212,7 +212,6 @@ def _one_seed(
         torch.manual_seed(seed)
         network = setting.network()
     train(network, training, setting.recipe, device=device, seed=seed, checkpoint=checkpoint)
-    network.to(memory_format=torch.contiguous_format)  # laplace-torch views weights as vectors
     seconds: dict[str, Any] = {"training": time.perf_counter() - started}
     x, y = test
     rows = some(torch.arange(len(x), device=device), len(x), seed)
@@ -265,15 +264,7 @@ def _laplace(network: nn.Module, train_loader: Loader, validation: Loader, grid:
             hessian_structure="kron",
         )
         la.fit(train_loader)
-        la.optimize_prior_precision(
-            pred_type="glm",
-            method="gridsearch",
-            link_approx="probit",
-            val_loader=validation,
-            grid_size=grid,
-            # Its own loss is never reset: each precision would get the mean of all before it.
-            loss=lambda p, y: F.nll_loss(p.log(), y),
-        )
+        choose_prior_precision(la, validation, grid_size=grid)
     return la
 
 
@@ -388,9 +379,8 @@ def _finite(content: Any) -> Any:
 
 
 def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.part")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        temporary.write_text(text)
 
 
 def _write_summary(out: Path) -> str:

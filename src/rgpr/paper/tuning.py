@@ -7,7 +7,6 @@ are held out of the test set.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from .. import noise
 from ..demo import Task, digits, draw_map, moons, save_figure, train, wrap
 from ..metrics import accuracy, confidence, ece, nll
 from ..model import RGPR
+from ..storage import replacing
 from ..tuning import TuningResult
 
 __all__ = ["run"]
@@ -48,9 +48,8 @@ def run(out: Path, *, seed: int = 0, small: bool = False) -> None:
     picture = figure(out / "tuning.png", seed, epochs, resolution=40 if small else 200)
     text = table(seed, epochs)
     path = out / "tuning.md"
-    temporary = path.with_suffix(".part")
-    temporary.write_text(text + "\n")
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        temporary.write_text(text + "\n")
     print(f"{text}\n\nwritten to {picture.resolve()} and {path.resolve()}")
 
 

@@ -5,37 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from ..metrics import ece, nll
 from .optimize import Optimum
 
-__all__ = ["LARGEST_WEIGHT", "METRICS", "Budget", "Trial", "largest_weight"]
+__all__ = ["LARGEST_WEIGHT", "METRICS", "Trial", "largest_weight"]
 
 METRICS = {"nll": nll, "ece": ece}
 # The largest weight that is looked at ("outliers are everything") unless another is given, and
 # how often it is divided by the root of ten (down to "hardly there").
 LARGEST_WEIGHT, _STEPS = 100.0, 13
 _BISECTIONS = 5
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How much worse than the base's own a metric of the validation data may become.
-
-    Attributes:
-        metric: ``"nll"`` or ``"ece"``.
-        increase: By how much.
-        base: The base's own value.
-    """
-
-    metric: str
-    increase: float
-    base: float
-
-    def spent(self, probabilities: Tensor, target: Tensor) -> float:
-        """What these predictions cost."""
-        return METRICS[self.metric](probabilities, target) - self.base
 
 
 @dataclass(frozen=True)

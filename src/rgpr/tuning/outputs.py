@@ -19,7 +19,7 @@ from ..data import Reservoir, check_batch, check_target, inputs, labelled, netwo
 from ..distributed import together
 from ..gaussian import Gaussian, symmetric_normal
 from ..posteriors import Posterior
-from ..predictive import log_softmax, probit_logits
+from ..predictive import calibrated, log_softmax, probit_logits
 
 __all__ = ["Outputs", "Parameters", "collect"]
 
@@ -106,10 +106,14 @@ class Outputs:
         each = log_softmax(logits / parameters.temperature)
         return torch.logsumexp(each, 1) - math.log(each.shape[1])
 
-    def probabilities(self, parameters: Parameters) -> Tensor:
-        """All rows, without gradients."""
+    def probabilities(self, parameters: Parameters, calibration: Tensor | None = None) -> Tensor:
+        """All rows, calibrated if there is a calibration, without gradients."""
         with torch.no_grad():
-            return torch.cat([part.log_probabilities(parameters) for part in self.chunks()]).exp()
+            p = torch.cat([part.log_probabilities(parameters) for part in self.chunks()]).exp()
+        if calibration is None:
+            return p
+        alone = self.probabilities(parameters.without_residual())
+        return calibrated(p, alone, calibration, self.n_samples)
 
 
 def collect(

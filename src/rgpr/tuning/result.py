@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..storage import replacing
 from .budget import Trial
 
 __all__ = ["TuningResult"]
@@ -113,5 +114,6 @@ class TuningResult:
         right.set(yscale="log", title="variance added by each layer (median)")
         right.legend(frameon=False)
         if path is not None:
-            figure.savefig(path, dpi=120)
+            with replacing(path) as temporary:
+                figure.savefig(temporary, dpi=120)
         return figure

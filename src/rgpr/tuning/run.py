@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..data import check_n_samples, one_of
 from ..distributed import active
 from ..metrics import accuracy, confidence, ece, nll
 from ..noise import NoiseLoader, like_data
-from ..predictive import calibrated
-from .budget import LARGEST_WEIGHT, METRICS, Budget, Trial, largest_weight
+from .budget import LARGEST_WEIGHT, METRICS, Trial, largest_weight
 from .calibration import fit_calibration
 from .likelihood import log_likelihood
 from .marginal import collect_matrices
@@ -197,14 +197,16 @@ def tune(
         base = dataclasses.replace(now, temperature=torch.ones_like(now.temperature))
         base = base.without_residual()
 
-        def predict(parameters: Parameters) -> tuple[Tensor, Tensor | None]:
-            """Validation probabilities, and the calibration that they went through."""
-            raw = validation.probabilities(parameters)
+        def calibration_of(parameters: Parameters) -> Tensor | None:
+            """The one that fits these parameters, if one is wanted."""
             if not calibrate:
-                return raw, None
-            alone = validation.probabilities(parameters.without_residual())
-            fitted = fit_calibration(raw, alone, target, validation.n_samples)
-            return calibrated(raw, alone, fitted, validation.n_samples), fitted
+                return None
+            return fit_calibration(
+                validation.probabilities(parameters),
+                validation.probabilities(parameters.without_residual()),
+                target,
+                validation.n_samples,
+            )
 
         def solve(weight: float, near: Optimum | None) -> Optimum:
             first = starts if near is None else [near.z, *starts]
@@ -213,12 +215,12 @@ def tune(
         weight = ood_weight if outliers is not None else None
         if chosen:
             [(metric, increase)] = chosen.items()
-            budget = Budget(
-                metric, increase, METRICS[metric](validation.probabilities(base), target)
-            )
+            measure = METRICS[metric]
+            own = measure(validation.probabilities(base), target)
 
             def cost(parameters: Parameters) -> float:
-                return budget.spent(predict(parameters)[0], target)
+                fitted = calibration_of(parameters)
+                return measure(validation.probabilities(parameters, fitted), target) - own
 
             weight, optimum, trials = largest_weight(
                 solve, lambda o: cost(space.parameters(o.z)), increase, ood_weight
@@ -238,7 +240,7 @@ def tune(
         seen = (validation.seen, 0 if outliers is None else outliers.seen)
         at_data = validation.u
         if classifier:
-            _, calibration = predict(tuned)
+            calibration = calibration_of(tuned)
             states = (now, model.calibration), (tuned, calibration)
             metrics = _metrics(validation, outliers, *states)
         else:
@@ -287,14 +289,9 @@ def _check(
 ) -> None:
     if max_examples is not None and max_examples < 1:
         raise ValueError(f"max_examples = {max_examples} must be at least 1, or None")
-    if not isinstance(n_samples, int) or n_samples < 1:
-        raise ValueError(f"n_samples = {n_samples} must be a whole number, at least 1")
-    if objective not in OBJECTIVES:
-        raise ValueError(
-            f"objective={objective!r} is not one of {', '.join(map(repr, OBJECTIVES))}"
-        )
-    if link_approx not in ("probit", "mc"):
-        raise ValueError(f"link_approx={link_approx!r} is not one of 'probit', 'mc'")
+    check_n_samples(n_samples)
+    one_of("objective", objective, OBJECTIVES)
+    one_of("link_approx", link_approx, ("probit", "mc"))
     if ood is not None and objective != "ood":
         raise ValueError(f"outliers are given, but objective='{objective}' does not use them")
     if not ood_weight >= 0:
@@ -444,17 +441,9 @@ def _metrics(
 ) -> dict[str, tuple[float, float]]:
     """What the tuning did to predictions, as pairs of before and after."""
 
-    def predict(outputs: Outputs, state: _State) -> Tensor:
-        parameters, calibration = state
-        p = outputs.probabilities(parameters)
-        if calibration is None:
-            return p
-        alone = outputs.probabilities(parameters.without_residual())
-        return calibrated(p, alone, calibration, outputs.n_samples)
-
     target = validation.target
     assert target is not None
-    p, q = predict(validation, before), predict(validation, after)
+    p, q = validation.probabilities(*before), validation.probabilities(*after)
     pairs = {
         "validation accuracy": (accuracy(p, target), accuracy(q, target)),
         "validation NLL": (nll(p, target), nll(q, target)),
@@ -462,7 +451,7 @@ def _metrics(
         "mean confidence at data": (float(confidence(p).mean()), float(confidence(q).mean())),
     }
     if outliers is not None:
-        p, q = predict(outliers, before), predict(outliers, after)
+        p, q = outliers.probabilities(*before), outliers.probabilities(*after)
         pairs["mean confidence at outliers"] = (
             float(confidence(p).mean()),
             float(confidence(q).mean()),
