@@ -288,7 +288,7 @@ RESIDUALS = {
         tied=0.1,
         input_share=0.1,
         calibrated=True,
-        ood_weight=8.0,
+        ood_weight=32.0,
         max_ece_increase=0.005,
     ),
 }

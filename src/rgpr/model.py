@@ -248,7 +248,7 @@ class RGPR(StableBuffers):
             ood: Outliers for ``"ood"``: a loader or generator of inputs. By default noise made
                 from the validation inputs, see :func:`rgpr.noise.like_data`. A generator without
                 a length is read for as many outliers as there are validation examples.
-            ood_weight: The paper's lambda; 0.5 by default as there, 8 for a classifier with
+            ood_weight: The paper's lambda; 0.5 by default as there, 32 for a classifier with
                 ``residual="adaptive"``, whose calibration makes up for it. With a budget, the
                 largest that is tried, 100 unless given.
             link_approx: ``"probit"`` or ``"mc"``: what the likelihood is computed with.
@@ -261,7 +261,7 @@ class RGPR(StableBuffers):
             max_nll_increase: A budget: the largest weight is chosen whose validation NLL is at
                 most this much above the base's own.
             max_ece_increase: Likewise for the expected calibration error; 0.005 by default for
-                ``residual="adaptive"``, whose largest weight is then 8. ``math.inf`` for no budget.
+                ``residual="adaptive"``, whose largest weight is then 32; ``math.inf`` for none.
             noise: Regression: variance of the observations; found together with ``sigma2`` if
                 not given.
             max_examples: At most so many examples of each set are kept, drawn evenly; beyond

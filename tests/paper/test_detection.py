@@ -54,7 +54,8 @@ def test_the_numbers_make_sense(out: Path) -> None:
     assert methods["RGPR adaptive"]["fpr95"]["uniform noise"] < 0.05
     assert list(far) == ["1", "10", "100", "10000"]
     assert sorted(far.values(), reverse=True) == list(far.values())
-    assert set(result["tuning"]) == {"RGPR paper-LL", "RGPR paper-OOD", "RGPR adaptive"}
+    rgprs = {"RGPR paper-LL", "RGPR paper-OOD", "RGPR adaptive", "adaptive, temperature"}
+    assert set(result["tuning"]) == rgprs
     assert result["tuning"]["RGPR paper-OOD"]["ood_weight"] == 0.5
     assert 1e-4 <= result["prior precision"] <= 1e4
 

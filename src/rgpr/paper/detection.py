@@ -349,6 +349,7 @@ METHODS: dict[str, Callable[[Prepared], Built]] = {
     "RGPR paper-LL": partial(_rgpr, "paper", {"objective": "likelihood"}),
     "RGPR paper-OOD": partial(_rgpr, "paper", {"objective": "ood", "ood_weight": 0.5}),
     "RGPR adaptive": partial(_rgpr, "adaptive", {}),
+    "adaptive, temperature": partial(_rgpr, "adaptive", {"calibrate": False, "temperature": True}),
 }
 
 
