@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import warnings
 
 import pytest
@@ -7,6 +8,10 @@ import torch
 from hypothesis import settings
 
 from networks import Task, train_digits
+
+if not torch.cuda.is_available():
+    # Triton's kernels on a CPU; to be set before anything imports it.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Derandomised: a failure in CI is a failure at home. Examples take as long as they take.
 settings.register_profile("rgpr", derandomize=True, deadline=None, max_examples=60)

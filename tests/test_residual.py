@@ -26,7 +26,7 @@ def test_u_does_not_depend_on_how_many_rows_fit_the_cache(
 ) -> None:
     r, h = residual(), torch.randn(7, 8)
     whole = r.unit_variance(1, h)
-    monkeypatch.setattr("rgpr.residual._CACHED", 16)
+    monkeypatch.setattr("rgpr.fused._CACHED", 16)
     torch.testing.assert_close(r.unit_variance(1, h), whole)
 
 

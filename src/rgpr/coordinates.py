@@ -30,6 +30,7 @@ exactly the base's plus the residual's prior: Proposition 1 without an error.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -38,6 +39,7 @@ import torch
 from torch import Tensor
 
 from .data import Reservoir, one_of
+from .fused import from_nearest, mean_cubes, nearest_mean_cubes, peak_out
 from .standardize import ClassMoments, Moments, StableBuffers
 
 __all__ = [
@@ -81,6 +83,15 @@ class Coordinates(StableBuffers):
         self.register_buffer("offset", None)
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor.detach().clone(memory_format=torch.contiguous_format))
+        self._derive()
+
+    def _derive(self) -> None:
+        """Make what follows from the tensors and is not saved."""
+
+    @abstractmethod
+    def unit_variance(self, h: Tensor) -> Tensor:
+        """``u``: a third of the mean cube of :meth:`beyond`, ``(B,)`` in float64."""
+        raise NotImplementedError
 
     def config(self) -> dict[str, Any]:
         """What, beside its tensors, it takes to build this again; JSON."""
@@ -136,6 +147,11 @@ class Standardizer(Coordinates):
     def forward(self, h: Tensor) -> Tensor:
         return (reduce(h, self.of) - self.mean).div_(self.scale)
 
+    def unit_variance(self, h: Tensor) -> Tensor:
+        # Raw, it is read where it lies, whatever the order of its dimensions.
+        rows = h if self.of == "raw" else reduce(h, self.of)
+        return mean_cubes(rows, self.mean, self.scale, self.offset) / 3
+
 
 class Prototypes(Coordinates):
     """Deviations from the nearest prototype along principal axes, each in its own spread.
@@ -158,6 +174,8 @@ class Prototypes(Coordinates):
     needed = ("axes", "centers")
     axes: Tensor
     centers: Tensor
+    onto: Tensor
+    halves: Tensor
 
     def __init__(
         self,
@@ -185,19 +203,43 @@ class Prototypes(Coordinates):
         centers = means * axes if axes.dim() == 1 else means @ axes
         super().__init__(of, {"axes": axes.to(dtype), "centers": centers.to(dtype)})
 
+    def _derive(self) -> None:
+        dense = self.axes.dim() == 2
+        closeness = self.axes @ self.centers.T if dense else (self.axes * self.centers).T
+        # One product gives the coordinates and how close each center is.
+        onto = torch.cat([self.axes, closeness], 1) if dense else closeness
+        self.register_buffer("onto", onto, persistent=False)
+        self.register_buffer("halves", self.centers.square().sum(1) / 2, persistent=False)
+
+    def _load_from_state_dict(self, *arguments):  # type: ignore[no-untyped-def]
+        super()._load_from_state_dict(*arguments)
+        self._derive()
+
     def forward(self, h: Tensor) -> Tensor:
-        h = reduce(h, self.of).to(self.axes.dtype)
-        z = h * self.axes if self.axes.dim() == 1 else h @ self.axes
+        rows, peak = peak_out(self._rows(h))
+        z = from_nearest(self._products(rows), self.centers, self.halves, peak) * peak
         # An infinite entry is infinitely far, and not the NaN of its product with a zero.
-        z = torch.where(
-            h.isinf().any(1, keepdim=True) & ~h.isnan().any(1, keepdim=True), torch.inf, z
-        )
-        if len(self.centers) == 1:
-            return z - self.centers
-        # Large rows overflow when squared; divided by their peak, the nearest stays the nearest.
-        peak = z.detach().abs().amax(1, keepdim=True).clamp_min(1)
-        closeness = (z / peak) @ self.centers.T - self.centers.square().sum(1) / (2 * peak)
-        return z - self.centers[closeness.argmax(1)]
+        return torch.where(peak.isfinite(), z, peak)
+
+    def unit_variance(self, h: Tensor) -> Tensor:
+        rows = self._rows(h)
+        if h.device.type == "cpu" and not torch.compiler.is_compiling():
+            # Looking at a value costs nothing here: only rows that overflow need their peak out.
+            products = self._products(rows)
+            u = nearest_mean_cubes(products, self.centers, self.halves, None, self.offset)
+            if bool(u.isfinite().all()):
+                return u / 3
+        rows, peak = peak_out(rows)
+        products = self._products(rows)
+        return nearest_mean_cubes(products, self.centers, self.halves, peak, self.offset) / 3
+
+    def _rows(self, h: Tensor) -> Tensor:
+        return reduce(h, self.of).to(self.axes.dtype)
+
+    def _products(self, rows: Tensor) -> Tensor:
+        if self.axes.dim() == 2:
+            return rows @ self.onto
+        return torch.cat([rows * self.axes, rows @ self.onto], 1)
 
 
 def reduce(h: Tensor, of: str) -> Tensor:
@@ -205,13 +247,14 @@ def reduce(h: Tensor, of: str) -> Tensor:
 
     Images ``(B, C, H, W)`` are pooled over positions, sequences ``(B, T, D)`` over ``T``.
     """
+    dtype = torch.promote_types(h.dtype, torch.float32)
     if of == "raw" or h.dim() == 2:
         flat = h.flatten(1)
     else:
-        flat = h.mean(1) if h.dim() == 3 else h.flatten(2).mean(2)
+        flat = h.mean(1 if h.dim() == 3 else tuple(range(2, h.dim())), dtype=dtype)
     if of != "normalised":
         return flat
-    flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
+    flat = flat.to(dtype)
     peak = flat.detach().abs().amax(1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)
     return torch.nn.functional.normalize(flat / peak, dim=1)
 
@@ -316,7 +359,8 @@ class Collector:
     def reduce(self, h: Tensor) -> Tensor:
         """What :meth:`update` takes: small where it has to wait for the classes."""
         self.dtype = h.dtype
-        return reduce(h, self.strategy.of)
+        every = (self.strategy.coordinates, self.strategy.of) == ("moments", "raw")
+        return h if every else reduce(h, self.strategy.of)
 
     def merge(self, state: dict[str, Any]) -> None:
         """Take in what another collector saw; see :attr:`state`."""
@@ -360,17 +404,13 @@ class Collector:
             if self.rows is None:
                 size = h[:1].numel() * h.element_size()
                 self.rows = Reservoir(max(16, min(10_000, _KEPT // max(1, size))))
-            self.rows.add(
-                h
-            )  # rows of representations: the sample of shards is as even, not the same
+            # Rows of representations: the sample of shards is as even, not the same.
+            self.rows.add(h)
 
     @property
     def total(self) -> Tensor:
         """A number that is not finite if anything that came in was not."""
-        if self.classes is not None:
-            scatter = self.classes.scatter
-            return scatter.sum() if scatter.dim() == 1 else scatter.diagonal().sum()
-        return self.moments.squares.sum()
+        return self.moments.total if self.classes is None else self.classes.total
 
     def finish(self) -> Coordinates:
         """The map, with its offsets."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ __all__ = [
     "inputs_and_targets",
     "labelled",
     "network_dtype_device",
+    "not_finite",
     "one_of",
     "row_keys",
 ]
@@ -157,7 +159,8 @@ class Reservoir:
 
     def _extend(self, keys: Tensor, *rows: Tensor, seen: int) -> None:
         self.seen += seen
-        if self._parts and len(self._parts[0][0]) == self.size:
+        full = bool(self._parts) and len(self._parts[0][0]) == self.size
+        if full and not keys.is_cuda:  # where to ask how many are left would mean to wait
             # Once it is full, few rows of a batch get in.
             chosen = keys < self._parts[0][0][-1]
             keys, rows = keys[chosen], tuple(t[chosen] for t in rows)
@@ -177,17 +180,25 @@ class Reservoir:
 def row_keys(x: Tensor) -> Tensor:
     """A number for each row that is as good as random, and depends on its bits alone."""
     flat = x.detach().flatten(1)
-    if flat.shape[1] > _KEYED:
-        # So many entries tell rows apart.
-        index = torch.linspace(0, flat.shape[1] - 1, _KEYED).long()
-        flat = flat[:, index.to(flat.device)]
+    places, factors = _key_of(flat.shape[1], flat.device)
+    if places is not None:
+        flat = flat[:, places]
     bits = flat.contiguous().view(_INTEGERS[flat.element_size()]).long()
-    generator = torch.Generator().manual_seed(0)
-    factors = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator) * 2 + 1
-    keys = (bits * factors.to(bits.device)).sum(1)
+    keys = (bits * factors).sum(1)
     for _ in range(3):  # every bit of the sum is to reach the leading ones
         keys = (keys ^ ((keys >> 32) & 0xFFFFFFFF)) * 0x5851F42D4C957F2D
     return keys
+
+
+@lru_cache(maxsize=8)
+def _key_of(width: int, device: torch.device) -> tuple[Tensor | None, Tensor]:
+    """Which entries of a row go into its key, ``None`` for all, and an odd factor for each."""
+    generator = torch.Generator().manual_seed(0)
+    count = min(width, _KEYED)
+    factors = torch.randint(-(2**62), 2**62, (count,), generator=generator) * 2 + 1
+    # So many entries tell rows apart.
+    places = torch.linspace(0, width - 1, _KEYED).long().to(device) if width > _KEYED else None
+    return places, factors.to(device)
 
 
 def network_dtype_device(network: nn.Module) -> tuple[torch.dtype | None, torch.device | None]:
@@ -237,17 +248,27 @@ def check_input(x: Tensor, network: nn.Module, shape: torch.Size | None) -> None
         )
 
 
-def check_batch(number: int, x: Tensor, network: nn.Module, shape: torch.Size | None) -> None:
-    """:func:`check_input` for a batch of training data, which must also be finite."""
+def check_batch(
+    number: int, x: Tensor, network: nn.Module, shape: torch.Size | None, *, values: bool = True
+) -> None:
+    """:func:`check_input` for a batch of training data, which must also be finite.
+
+    Looking at ``values`` waits for a GPU; whoever notices them otherwise need not.
+    """
     try:
         check_input(x, network, shape)
     except (TypeError, ValueError) as error:
         raise type(error)(f"batch {number}: {error}") from None
-    if not bool(x.isfinite().all()):
-        raise ValueError(
-            f"batch {number} holds values that are not finite (NaN or inf); the moments of the "
-            "training data would be lost. Remove these examples"
-        )
+    if values and not bool(x.isfinite().all()):
+        raise not_finite(number)
+
+
+def not_finite(number: int) -> ValueError:
+    """The error for a batch of training data with such values."""
+    return ValueError(
+        f"batch {number} holds values that are not finite (NaN or inf); the moments of the "
+        "training data would be lost. Remove these examples"
+    )
 
 
 def check_rows(layer: str, h: Tensor, x: Tensor) -> None:

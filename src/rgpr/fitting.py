@@ -18,13 +18,14 @@ from .data import (
     check_target,
     inputs_and_targets,
     network_dtype_device,
+    not_finite,
 )
 from .distributed import together
 from .gaussian import Gaussian
 from .hooks import evaluating
 from .posteriors import Posterior
 from .posteriors.base import outputs_of
-from .representations import LayerChoice, capture
+from .representations import INPUT, LayerChoice, capture
 from .residual import Residual
 
 __all__ = ["fit"]
@@ -33,6 +34,8 @@ __all__ = ["fit"]
 # training data, where the probit then shrinks logits by 2 %.
 _UNTUNED_VARIANCE = 0.1
 _PROBE = 256
+# Batches between looks at what a GPU has noted: each makes it wait.
+_LOOK = 64
 
 
 def fit(
@@ -86,6 +89,7 @@ def _pass(
     shape: torch.Size | None = None
     probe = Reservoir(_PROBE)
     waiting: list[tuple[Collector, Tensor]] = []
+    overflow = _Overflow()
 
     def consume(index: int, h: Tensor) -> None:
         check_rows(layers[index], h, x)
@@ -100,7 +104,7 @@ def _pass(
             inputs_and_targets(train_loader, progress=progress, description="rgpr fit")
         ):
             x = batch if device is None else batch.to(device)
-            check_batch(number, x, network, shape)
+            check_batch(number, x, network, shape, values=False)
             if len(x) == 0:
                 continue
             if shape is None:
@@ -118,18 +122,39 @@ def _pass(
                 for collector, h in waiting:
                     collector.update(h, y, classes)
                 waiting.clear()
-            finite = torch.stack([c.total for c in collectors]).isfinite().tolist()
-            if not all(finite):
-                raise ValueError(
-                    f"batch {number}: layer '{layers[finite.index(False)]}' gives values that "
-                    "are not finite; the network overflows on its own training data"
-                )
+            overflow.look(number, collectors)
+            if number % _LOOK == 0:
+                overflow.check(layers)
+    overflow.check(layers)
     return {
         "layers": layers,
         "shape": list(shape or ()),
         "collectors": [collector.state for collector in collectors],
         "probe": probe.state,
     }
+
+
+class _Overflow:
+    """Which batch first made a layer's sums infinite or NaN, noted without waiting for a GPU."""
+
+    def __init__(self) -> None:
+        self.first: Tensor | None = None
+
+    def look(self, number: int, collectors: Sequence[Collector]) -> None:
+        finite = torch.stack([collector.total for collector in collectors]).isfinite()
+        batch = torch.where(finite, -1, number)
+        self.first = batch if self.first is None else torch.where(self.first < 0, batch, self.first)
+
+    def check(self, layers: Sequence[str]) -> None:
+        first = [] if self.first is None else self.first.tolist()
+        for layer, number in zip(layers, first, strict=False):
+            if number >= 0 and layer == INPUT:
+                raise not_finite(number)
+            if number >= 0:
+                raise ValueError(
+                    f"batch {number}: layer '{layer}' gives values that are not finite; the "
+                    "network overflows on its own training data"
+                )
 
 
 def _classes(
@@ -164,11 +189,15 @@ def _harmless(
         gaussian: Gaussian = posterior(x)
         return gaussian.mean
 
-    read = [residual.read(posterior, layers, x, mean) for x in torch.split(probe, 64)]
+    def read(x: Tensor) -> tuple[Tensor, Tensor]:
+        outputs, u = residual.read(posterior, layers, x, mean)
+        return outputs, torch.stack([residual.unit_variance(0, x), *u], 1)
+
+    parts = [read(x) for x in torch.split(probe, 64)]
     variance = _UNTUNED_VARIANCE
     if likelihood == "regression":
-        spread = torch.cat([outputs for outputs, _ in read]).double().var(0, correction=0)
+        spread = torch.cat([outputs for outputs, _ in parts]).double().var(0, correction=0)
         variance *= float(spread.mean()) or 1.0
-    typical = torch.cat([u for _, u in read]).quantile(0.95, dim=0)
+    typical = torch.cat([u for _, u in parts]).quantile(0.95, dim=0)
     share = variance / len(layers)
     return torch.where(typical > 0, share / typical, share)

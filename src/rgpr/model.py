@@ -471,17 +471,18 @@ class RGPR(StableBuffers):
         """
         residual = self._fitted()
         check_input(x, self.posterior.network, self._input_shape)
-        peak = x.detach().flatten(1).abs().amax(1).double()
-        if self.nan == "raise" and bool(peak.isnan().any()):
-            row = int(peak.isnan().nonzero()[0])
+        first = residual.unit_variance(0, x)
+        if self.nan == "raise" and bool(first.isnan().any()):
+            row = int(first.isnan().nonzero()[0])
             raise ValueError(
                 f"row {row} of the input holds a NaN; clean it, or use nan='propagate' to get NaN "
                 "for that row"
             )
-        finite = peak.isfinite()
+        finite = first.detach().isfinite()
         clean = torch.where(finite.reshape(-1, *[1] * (x.dim() - 1)), x, 0.0)
-        result, u = residual.read(self.posterior, self._layers, clean, run)
-        return result, torch.where(finite[:, None], u, peak[:, None])
+        result, columns = residual.read(self.posterior, self._layers, clean, run)
+        u = torch.stack([first, *columns], dim=1)
+        return result, torch.where(finite[:, None], u, first[:, None])
 
     def _residual_variance(self, x: Tensor, u: Tensor) -> Tensor:
         """``v`` from ``u``, with infinity where a far-away input made a layer overflow."""

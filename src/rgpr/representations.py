@@ -79,11 +79,10 @@ def capture(
     Raises:
         RuntimeError: On leaving, if a layer did not run.
     """
-    modules = dict(network.named_modules(remove_duplicate=False))
     wanted: dict[nn.Module, dict[int, int]] = {}
     for index, layer in enumerate(layers[1:], start=1):
         name, number = _parse(layer)
-        wanted.setdefault(modules[name], {})[int(number or 0)] = index
+        wanted.setdefault(network.get_submodule(name), {})[int(number or 0)] = index
     runs: dict[nn.Module, int] = dict.fromkeys(wanted, 0)
     missing = set(range(1, len(layers)))
 

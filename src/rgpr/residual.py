@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from .coordinates import Coordinates
 from .data import check_rows
 from .hooks import evaluating, full_precision
-from .kernels import mean_cube_
 from .posteriors import Posterior
 from .representations import capture
 from .standardize import StableBuffers
@@ -27,9 +26,6 @@ from .standardize import StableBuffers
 __all__ = ["Residual"]
 
 T = TypeVar("T")
-
-# Numbers that a CPU works on at a time: what fits its cache need not go through memory again.
-_CACHED = 1 << 19
 
 
 class Residual(StableBuffers):
@@ -57,32 +53,14 @@ class Residual(StableBuffers):
 
     def unit_variance(self, index: int, h: Tensor) -> Tensor:
         """``u_l(x)``: ``(B,)`` in float64, for representation ``index`` of shape ``(B, ...)``."""
-        coordinates = self.at(index)
-
-        def beyond(rows: Tensor) -> Tensor:
-            with full_precision(rows):  # whatever the network computes in
-                return coordinates.beyond(rows)
-
-        def u(rows: Tensor) -> Tensor:
-            return mean_cube_(beyond(rows)) / 3
-
-        if h.device.type != "cpu" or torch.compiler.is_compiling():
-            return u(h)
-
-        def u_on_cpu(rows: Tensor) -> Tensor:
-            # Looking at a value costs nothing here: only rows that overflow need their peak out.
-            # And no matrix product: its threads would keep those of the other operations waiting.
-            plain = beyond(rows).pow_(3).mean(-1)
-            return plain.double() / 3 if bool(plain.isfinite().all()) else u(rows)
-
-        rows = max(1, _CACHED // max(1, h[:1].numel()))
-        return torch.cat([u_on_cpu(part) for part in torch.split(h, rows)])
+        with full_precision(h):  # whatever the network computes in
+            return self.at(index).unit_variance(h)
 
     def read(
         self, posterior: Posterior, layers: Sequence[str], x: Tensor, run: Callable[[Tensor], T]
-    ) -> tuple[T, Tensor]:
-        """``run(x)`` and ``u``, from one pass through the posterior's network."""
-        columns: dict[int, Tensor] = {0: self.unit_variance(0, x)}
+    ) -> tuple[T, list[Tensor]]:
+        """``run(x)``, and ``u`` of all layers but the input from that pass through the network."""
+        columns: dict[int, Tensor] = {}
 
         def consume(index: int, h: Tensor) -> None:
             check_rows(layers[index], h, x)
@@ -90,7 +68,7 @@ class Residual(StableBuffers):
 
         with evaluating(posterior), capture(posterior.network, layers, consume):
             result = run(x)
-        return result, torch.stack([columns[index] for index in range(len(layers))], dim=1)
+        return result, [columns[index] for index in range(1, len(layers))]
 
     def contributions(self, u: Tensor) -> Tensor:
         """What each representation adds, ``(B, L)``, from ``u`` of that shape."""

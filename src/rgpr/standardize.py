@@ -1,7 +1,8 @@
 r"""Streaming statistics of representations: one pass, whatever the size and order of the batches.
 
-Each batch is reduced around its own mean and merged by the pairwise rule of Chan, Golub and
-LeVeque, in float64, so the result does not depend on how the data were cut beyond rounding.
+Sums are taken of deviations from a point near the data, the mean of the first batch, and kept in
+float64: what is subtracted in the end is small, so the result does not depend on how the data were
+cut beyond rounding. Nothing here waits for a GPU.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from .fused import add_moments
 
 __all__ = ["ClassMoments", "Moments", "StableBuffers"]
 
@@ -32,14 +35,14 @@ class StableBuffers(nn.Module):
 
 
 class Moments:
-    """Running mean, sum of squared deviations, smallest and largest value of each unit."""
+    """Count, mean and sum of squared deviations of each unit, and its extremes if asked for."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.mean = torch.zeros(0, dtype=torch.float64)
-        self.squares = torch.zeros(0, dtype=torch.float64)
         self.low = self.high = torch.zeros(0)
         self.resolution = 0.0
+        self._near = torch.zeros(0)
+        self._sum = self._squares = torch.zeros(0, dtype=torch.float64)
 
     def update(self, h: Tensor, *, extremes: bool = False) -> None:
         """Take in a batch of shape ``(B, ...)``; every entry of one example is a unit.
@@ -48,33 +51,34 @@ class Moments:
             h: The batch.
             extremes: Keep the smallest and largest values too.
         """
-        h = h.flatten(1)
         if len(h) == 0:
             return
-        h = h.to(torch.promote_types(h.dtype, torch.float32))
+        dtype = torch.promote_types(h.dtype, torch.float32)
+        if self.count == 0:
+            self._start(h.mean(0, dtype=dtype).flatten())
         if extremes:
-            low, high = torch.aminmax(h, dim=0)
+            low, high = torch.aminmax(h.flatten(1).to(dtype), dim=0)
             self.low = torch.minimum(self.low, low) if self.count else low
             self.high = torch.maximum(self.high, high) if self.count else high
-        mean = h.mean(0, dtype=torch.float64)
-        # Deviations from the rounded mean, corrected for its rounding: no float64 copy of h.
-        deviation = h - mean.to(h.dtype)
-        drift = deviation.mean(0, dtype=torch.float64)
-        squares = torch.linalg.vector_norm(deviation, dim=0, dtype=torch.float64).square()
-        squares = (squares - len(h) * drift.square()).clamp_min(0)
-        self.resolution = max(self.resolution, torch.finfo(h.dtype).eps)
-        self._merge(len(h), mean, squares)
+        self.resolution = max(self.resolution, torch.finfo(dtype).eps)
+        self.count += len(h)
+        add_moments(h, self._near, self._sum, self._squares)
 
     def merge(self, state: dict[str, Any]) -> None:
         """Take in another's; see :attr:`state`."""
         if state["count"] == 0:
             return
+        if self.count == 0:
+            self._start(state["mean"])
         if state["low"].numel():
             first = self.count == 0
             self.low = state["low"] if first else torch.minimum(self.low, state["low"])
             self.high = state["high"] if first else torch.maximum(self.high, state["high"])
         self.resolution = max(self.resolution, state["resolution"])
-        self._merge(state["count"], state["mean"], state["squares"])
+        self.count += state["count"]
+        delta = state["mean"] - self._near
+        self._sum += state["count"] * delta
+        self._squares += state["squares"] + state["count"] * delta.square()
 
     @property
     def state(self) -> dict[str, Any]:
@@ -82,15 +86,25 @@ class Moments:
         names = ("count", "mean", "squares", "low", "high", "resolution")
         return {name: getattr(self, name) for name in names}
 
-    def _merge(self, count: int, mean: Tensor, squares: Tensor) -> None:
-        if self.count == 0:
-            self.count, self.mean, self.squares = count, mean, squares
-            return
-        total = self.count + count
-        delta = mean - self.mean
-        self.mean = self.mean + delta * (count / total)
-        self.squares = self.squares + squares + delta.square() * (self.count * count / total)
-        self.count = total
+    def _start(self, near: Tensor) -> None:
+        self._near = near
+        self._sum = torch.zeros_like(near, dtype=torch.float64)
+        self._squares = torch.zeros_like(self._sum)
+
+    @property
+    def mean(self) -> Tensor:
+        """Of each unit, ``(N,)`` in float64."""
+        return self._near.double() + self._sum / max(self.count, 1)
+
+    @property
+    def squares(self) -> Tensor:
+        """Sum of the squared deviations from the mean, ``(N,)``."""
+        return (self._squares - self._sum.square() / max(self.count, 1)).clamp_min(0)
+
+    @property
+    def total(self) -> Tensor:
+        """A number that is not finite if anything that came in was not."""
+        return self._squares.sum()
 
     @property
     def std(self) -> Tensor:
@@ -105,60 +119,77 @@ class ClassMoments:
     .. math:: \mu_c = \frac{1}{n_c} \sum_{y_n = c} h_n, \qquad
               S = \sum_n (h_n - \mu_{y_n})(h_n - \mu_{y_n})^\top
 
+    Args:
+        classes: How many there are.
+        diagonal: Keep the diagonal of the scatter alone.
+
     Attributes:
         counts: Examples of each class, ``(C,)``.
-        means: Mean of each class, ``(C, D)``; zero for one that was not seen.
-        scatter: Sum of the outer products of the deviations, ``(D, D)``; of their squares,
-            ``(D,)``, if only the diagonal is kept.
     """
 
     def __init__(self, classes: int, *, diagonal: bool = False) -> None:
         self.classes, self.diagonal = classes, diagonal
         self.counts = torch.zeros(0, dtype=torch.float64)
-        self.means = torch.zeros(0, dtype=torch.float64)
-        self.scatter = torch.zeros(0, dtype=torch.float64)
+        self._near = self._sums = self._scatter = torch.zeros(0, dtype=torch.float64)
 
     def update(self, h: Tensor, y: Tensor) -> None:
         """Take in a batch of features and the class index of each."""
+        if len(h) == 0:
+            return
         h = h.double()
+        ones = h.new_ones(len(h))
         if self.counts.numel() == 0:
-            self.counts = h.new_zeros(self.classes)
-            self.means = h.new_zeros(self.classes, h.shape[1])
-            self.scatter = h.new_zeros(h.shape[1:] if self.diagonal else 2 * h.shape[1:])
-        # Of thousands of classes a batch holds a few.
-        present, index, counts = torch.unique(y, return_inverse=True, return_counts=True)
-        means = h.new_zeros(len(present), h.shape[1]).index_add_(0, index, h)
-        means = means / counts[:, None]
-        deviations = h - means[index]
-        inner = deviations.square().sum(0) if self.diagonal else deviations.T @ deviations
-        self._merge(present, counts.double(), means, inner)
+            counts = h.new_zeros(self.classes).index_add_(0, y, ones)[:, None]
+            sums = h.new_zeros(self.classes, h.shape[1]).index_add_(0, y, h)
+            self._start(torch.where(counts > 0, sums / counts.clamp_min(1), h.mean(0)))
+        deviations = h - self._near[y]
+        self.counts.index_add_(0, y, ones)
+        self._sums.index_add_(0, y, deviations)
+        self._scatter += self._outer(deviations, deviations)
 
     def merge(self, state: dict[str, Any]) -> None:
         """Take in another's; see :attr:`state`."""
         if state["counts"].numel() == 0:
             return
         if self.counts.numel() == 0:
-            self.counts, self.means, self.scatter = (
-                state[name].clone() for name in ("counts", "means", "scatter")
-            )
-            return
-        present = state["counts"].nonzero()[:, 0]
-        self._merge(present, state["counts"][present], state["means"][present], state["scatter"])
+            self._start(state["means"].clone())
+        delta = state["means"] - self._near
+        weighted = delta * state["counts"][:, None]
+        self.counts += state["counts"]
+        self._sums += weighted
+        self._scatter += state["scatter"] + self._outer(delta, weighted)
 
     @property
     def state(self) -> dict[str, Any]:
         """All there is to know of the data seen."""
         return {"counts": self.counts, "means": self.means, "scatter": self.scatter}
 
-    def _merge(self, present: Tensor, counts: Tensor, means: Tensor, scatter: Tensor) -> None:
-        before = self.counts[present]
-        delta = means - self.means[present]
-        share = (counts / (before + counts))[:, None]
-        weighted = delta * share * before[:, None]
-        between = (delta * weighted).sum(0) if self.diagonal else delta.T @ weighted
-        self.scatter += scatter + between
-        self.means[present] += delta * share
-        self.counts[present] += counts
+    def _start(self, near: Tensor) -> None:
+        self._near = near
+        self._sums = torch.zeros_like(near)
+        self.counts = near.new_zeros(self.classes)
+        width = near.shape[1]
+        self._scatter = near.new_zeros(width if self.diagonal else (width, width))
+
+    def _outer(self, a: Tensor, b: Tensor) -> Tensor:
+        return (a * b).sum(0) if self.diagonal else a.T @ b
+
+    @property
+    def means(self) -> Tensor:
+        """Mean of each class, ``(C, D)``; zero for one that was not seen."""
+        counts = self.counts[:, None]
+        return torch.where(counts > 0, self._near + self._sums / counts.clamp_min(1), 0.0)
+
+    @property
+    def scatter(self) -> Tensor:
+        """Sum of the deviations' outer products, ``(D, D)``, or of their squares, ``(D,)``."""
+        weighted = self._sums / self.counts.clamp_min(1)[:, None]
+        return self._scatter - self._outer(self._sums, weighted)
+
+    @property
+    def total(self) -> Tensor:
+        """A number that is not finite if anything that came in was not."""
+        return self._scatter.sum() if self.diagonal else self._scatter.diagonal().sum()
 
     @property
     def covariance(self) -> Tensor:

@@ -172,7 +172,7 @@ def collect(
             if len(x) == 0:
                 continue
             (first, second), u = read(x, run)
-            if not bool(first.isfinite().all()):
+            if not bool(first.isfinite().all() & u[:, 0].isfinite().all()):
                 raise ValueError(
                     f"{description}: the network overflows on batch {number}; leave out examples "
                     "that far away, where every sigma2 predicts the same"

@@ -1,0 +1,163 @@
+r"""The residual's arithmetic, reading each representation once.
+
+Four small operations carry all of it. On a GPU, outside of autograd and ``torch.compile``, each is
+one Triton kernel (:mod:`rgpr.triton_kernels`); everywhere else it is plain torch, which
+``torch.compile`` and exporters fuse by themselves. Inputs may be float32, bfloat16, float16 or
+float64, contiguous or channels-last; cubes are summed in float64, which no float32 value can
+overflow.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["add_moments", "from_nearest", "mean_cubes", "nearest_mean_cubes", "peak_out"]
+
+# Numbers that a CPU works on at a time: what fits its cache need not go through memory again.
+_CACHED = 1 << 19
+
+
+def mean_cubes(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) -> Tensor:
+    r""":math:`\frac1N \sum_i (|h_i - \mu_i| / s_i - c_i)_+^3`, ``(B,)`` in float64.
+
+    Args:
+        h: ``(B, ...)`` with ``N`` entries in a row.
+        mean: ``(N,)``, in the dtype to compute in.
+        scale: ``(N,)``.
+        offset: ``(N,)``, or ``None`` for zeros.
+    """
+    kernels = _kernels(h)
+    if kernels is not None:
+        return kernels.mean_cubes(h, mean, scale, offset)  # type: ignore[no-any-return]
+    shape = h.shape[1:]
+    mean, scale = mean.view(shape), scale.view(shape)
+    offset = None if offset is None else offset.view(shape)
+    if h.device.type != "cpu" or torch.compiler.is_compiling():
+        return _cubed(_distances(h, mean, scale, offset))
+
+    def on_cpu(rows: Tensor) -> Tensor:
+        # Looking at a value costs nothing here, and float32 is twice as fast: only rows that
+        # overflow need more. No matrix product: its threads would keep the others waiting.
+        plain = _distances(rows, mean, scale, offset).pow_(3).flatten(1).mean(1)
+        if bool(plain.isfinite().all()):
+            return plain.double()
+        return _cubed(_distances(rows, mean, scale, offset))
+
+    size = max(1, _CACHED // max(1, h[:1].numel()))
+    if len(h) <= size:
+        return on_cpu(h)
+    return torch.cat([on_cpu(part) for part in torch.split(h, size)])
+
+
+def peak_out(h: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows divided by their largest entry, or by one if that is smaller; and that number.
+
+    Args:
+        h: ``(B, N)``.
+
+    Returns:
+        ``(B, N)``, and ``(B, 1)``, which is infinite or NaN where the row holds such a value.
+    """
+    kernels = _kernels(h)
+    if kernels is not None:
+        return kernels.peak_out(h)  # type: ignore[no-any-return]
+    peak = torch.linalg.vector_norm(h.detach(), torch.inf, 1, keepdim=True).clamp_min(1)
+    return h / peak, peak
+
+
+def nearest_mean_cubes(
+    products: Tensor, centers: Tensor, halves: Tensor, peak: Tensor | None, offset: Tensor | None
+) -> Tensor:
+    r"""Mean cube of the distances from the nearest center, ``(B,)`` in float64.
+
+    Args:
+        products: ``(B, N + K)``: rows in the coordinates of the centers, and their products with
+            the centers, both divided by ``peak``.
+        centers: ``(K, N)``.
+        halves: ``(K,)``: half of each center's squared length.
+        peak: ``(B, 1)``, see :func:`peak_out`. Where it is not finite, it is the answer. ``None``
+            for ones.
+        offset: ``(N,)``, or ``None`` for zeros.
+    """
+    kernels = _kernels(products)
+    if kernels is not None and peak is not None:
+        found: Tensor = kernels.nearest_mean_cubes(products, centers, halves, peak, offset)
+        return found
+    distance = from_nearest(products, centers, halves, peak).abs_()
+    if offset is not None:
+        distance = distance.sub_(offset if peak is None else offset / peak).clamp_min_(0)
+    if peak is None:
+        return _cubed(distance)
+    peak = peak[:, 0].double()
+    return torch.where(peak.isfinite(), peak**3 * _cubed(distance), peak)
+
+
+def from_nearest(products: Tensor, centers: Tensor, halves: Tensor, peak: Tensor | None) -> Tensor:
+    """Deviations from the nearest center, divided by ``peak``: ``(B, N)``; the same arguments."""
+    rows, closeness = products.tensor_split([centers.shape[1]], dim=1)
+    if len(centers) > 1:
+        centers = centers[(closeness - (halves if peak is None else halves / peak)).argmax(1)]
+    return rows - (centers if peak is None else centers / peak)
+
+
+def add_moments(h: Tensor, near: Tensor, total: Tensor, squares: Tensor) -> None:
+    """Add the deviations of a batch from ``near``, and their squares, to sums over the rows.
+
+    Args:
+        h: ``(B, ...)`` with ``N`` entries in a row.
+        near: ``(N,)``, in the dtype to compute in.
+        total: ``(N,)`` in float64.
+        squares: ``(N,)`` in float64.
+    """
+    kernels = _kernels(h)
+    if kernels is not None:
+        kernels.add_moments(h, near, total, squares)
+        return
+    # The mean from h itself: the rounding of a deviation may be large next to it.
+    total += h.sum(0, dtype=torch.float64).flatten() - len(h) * near.double()
+    deviation = h - near.view(h.shape[1:])
+    norm = torch.linalg.vector_norm(deviation, dim=0, dtype=torch.float64)
+    squares += norm.square_().flatten()
+
+
+def _distances(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) -> Tensor:
+    """``(|h - mean| / scale - offset)_+`` in memory of its own."""
+    z = (h - mean).div_(scale).abs_()
+    return z if offset is None else z.sub_(offset).clamp_min_(0)
+
+
+def _cubed(distance: Tensor) -> Tensor:
+    """The mean of cubes over all but the first dimension, in float64."""
+    return distance.double().pow(3).flatten(1).mean(1)
+
+
+def _kernels(h: Tensor) -> Any:
+    """The module of Triton kernels where they can take this tensor, else ``None``."""
+    if not h.is_cuda or torch.compiler.is_compiling():
+        return None
+    if torch.is_grad_enabled() and h.requires_grad:
+        return None
+    return _triton(h.device)
+
+
+@cache
+def _triton(device: torch.device) -> Any:
+    """The module with the kernels if they work on this device, tried once."""
+    try:
+        from . import triton_kernels
+
+        one = torch.ones(1, 1, device=device)
+        triton_kernels.mean_cubes(one, one[0], one[0], None)
+    except Exception as error:  # no triton, no compiler, an old GPU: all that fails in many ways
+        warnings.warn(
+            f"Triton kernels do not work here ({type(error).__name__}: {error}); plain torch is "
+            "used, which is slower on a GPU",
+            stacklevel=5,
+        )
+        return None
+    return triton_kernels

@@ -1,0 +1,195 @@
+"""The operations of :mod:`rgpr.fused` as Triton kernels; only that file calls them."""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-call,import-untyped"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["add_moments", "mean_cubes", "nearest_mean_cubes", "peak_out"]
+
+# Programs that keep a large GPU busy: rows are cut where there are fewer.
+_PROGRAMS = 512
+
+
+def mean_cubes(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) -> Tensor:
+    """See :func:`rgpr.fused.mean_cubes`."""
+    h, channels = _dense(h)
+    rows, n = len(h), mean.numel()
+    block = min(1024, triton.next_power_of_2(max(1, n)))
+    parts = max(1, min(triton.cdiv(_PROGRAMS, max(1, rows)), triton.cdiv(n, block)))
+    out = torch.empty(rows, parts, dtype=torch.float64, device=h.device)
+    if rows:
+        with torch.cuda.device_of(h):
+            _mean_cubes[rows, parts](
+                h, mean, scale, mean if offset is None else offset, out, n, channels,
+                offset is not None, channels > 1, block,
+            )  # fmt: skip
+    return out[:, 0] if parts == 1 else out.sum(1)
+
+
+def peak_out(h: Tensor) -> tuple[Tensor, Tensor]:
+    """See :func:`rgpr.fused.peak_out`."""
+    h = h.contiguous()
+    rows, n = h.shape
+    divided, peak = torch.empty_like(h), h.new_empty(rows, 1)
+    if rows:
+        with torch.cuda.device_of(h):
+            _peak_out[(rows,)](h, divided, peak, n, min(1024, triton.next_power_of_2(n)))
+    return divided, peak
+
+
+def nearest_mean_cubes(
+    products: Tensor, centers: Tensor, halves: Tensor, peak: Tensor, offset: Tensor | None
+) -> Tensor:
+    """See :func:`rgpr.fused.nearest_mean_cubes`."""
+    products = products.contiguous()
+    rows, (k, n) = len(products), centers.shape
+    out = torch.empty(rows, dtype=torch.float64, device=products.device)
+    if rows:
+        with torch.cuda.device_of(products):
+            _nearest_mean_cubes[(rows,)](
+                products, centers, halves, peak, halves if offset is None else offset, out, n, k,
+                offset is not None, min(1024, triton.next_power_of_2(max(n, k))),
+            )  # fmt: skip
+    return out
+
+
+def add_moments(h: Tensor, near: Tensor, total: Tensor, squares: Tensor) -> None:
+    """See :func:`rgpr.fused.add_moments`."""
+    h, channels = _dense(h)
+    rows, n = len(h), near.numel()
+    if rows:
+        columns = 64
+        with torch.cuda.device_of(h):
+            _add_moments[(triton.cdiv(n, columns),)](
+                h, near, total, squares, rows, n, channels, channels > 1, 32, columns
+            )
+
+
+def _dense(h: Tensor) -> tuple[Tensor, int]:
+    """The tensor without gaps, and how many channels lie side by side in it: one if in order."""
+    if h.is_contiguous():
+        return h, 1
+    if h.dim() == 4 and h.is_contiguous(memory_format=torch.channels_last):
+        return h, h.shape[1]
+    return h.contiguous(), 1
+
+
+@triton.jit
+def _unit(j: Any, n: Any, channels: Any, CHANNELS_LAST: tl.constexpr) -> Any:
+    """Where the unit at place ``j`` of a row has its parameters."""
+    return (j % channels) * (n // channels) + j // channels if CHANNELS_LAST else j
+
+
+@triton.jit
+def _divided(a: Any, b: Any) -> Any:
+    """Rounded as torch does: a plain float32 division is not, and an offset is to hold exactly."""
+    return a / b if a.dtype == tl.float64 else tl.div_rn(a, b)
+
+
+@triton.jit
+def _above(z: Any, offset: Any) -> Any:
+    """``(z - offset)_+``; a NaN stays one."""
+    z = z - offset
+    return tl.where(z < 0, 0, z)
+
+
+@triton.jit
+def _mean_cubes(
+    h: Any, mean: Any, scale: Any, offset: Any, out: Any, n: Any, channels: Any,
+    OFFSET: tl.constexpr, CHANNELS_LAST: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    total = tl.zeros([BLOCK], tl.float64)
+    for start in range(part * BLOCK, n, parts * BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        inside = j < n
+        unit = _unit(j, n, channels, CHANNELS_LAST)
+        center = tl.load(mean + unit, inside, 0)
+        value = tl.load(h + row * n + j, inside, 0).to(center.dtype)
+        z = tl.abs(_divided(value - center, tl.load(scale + unit, inside, 1)))
+        if OFFSET:
+            z = _above(z, tl.load(offset + unit, inside, 0))
+        z = tl.where(inside, z, 0).to(tl.float64)
+        total += z * z * z
+    tl.store(out + row * parts + part, tl.sum(total) / n)
+
+
+@triton.jit
+def _peak_out(h: Any, divided: Any, peak: Any, n: Any, BLOCK: tl.constexpr) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    largest = tl.load(h + row * n) * 0
+    broken = 0
+    for start in range(0, n, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        value = tl.load(h + row * n + j, j < n, 0)
+        largest = tl.maximum(largest, tl.max(tl.abs(value)))
+        broken += tl.sum((value != value).to(tl.int32))
+    largest = tl.where(largest > 1, largest, 1)
+    largest = tl.where(broken > 0, float("nan"), largest)
+    tl.store(peak + row, largest)
+    for start in range(0, n, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        value = tl.load(h + row * n + j, j < n, 0)
+        tl.store(divided + row * n + j, _divided(value, largest), j < n)
+
+
+@triton.jit
+def _nearest_mean_cubes(
+    products: Any, centers: Any, halves: Any, peak: Any, offset: Any, out: Any, n: Any, k: Any,
+    OFFSET: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    products += row * (n + k)
+    largest = tl.load(peak + row)
+    best, closest = tl.full([], float("-inf"), largest.dtype), tl.full([], 0, tl.int32)
+    for start in range(0, k, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        half = tl.load(halves + j, j < k, 0)
+        closeness = tl.load(products + n + j, j < k, 0) - _divided(half, largest)
+        closeness = tl.where(j < k, closeness, float("-inf"))
+        value, index = tl.max(closeness, 0, return_indices=True)
+        closest = tl.where(value > best, start + index, closest)
+        best = tl.where(value > best, value, best)
+    centers += closest.to(tl.int64) * n
+    total = tl.zeros([BLOCK], tl.float64)
+    for start in range(0, n, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        inside = j < n
+        center = _divided(tl.load(centers + j, inside, 0), largest)
+        z = tl.abs(tl.load(products + j, inside, 0) - center)
+        if OFFSET:
+            z = _above(z, _divided(tl.load(offset + j, inside, 0), largest))
+        z = tl.where(inside, z, 0).to(tl.float64)
+        total += z * z * z
+    wide = largest.to(tl.float64)
+    cubes = wide * wide * wide * (tl.sum(total) / n)
+    tl.store(out + row, tl.where(wide < float("inf"), cubes, wide))
+
+
+@triton.jit
+def _add_moments(
+    h: Any, near: Any, total: Any, squares: Any, rows: Any, n: Any, channels: Any,
+    CHANNELS_LAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+) -> None:  # fmt: skip
+    j = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = j < n
+    unit = _unit(j, n, channels, CHANNELS_LAST)
+    center = tl.load(near + unit, inside, 0)
+    first, second = tl.zeros([COLUMNS], tl.float64), tl.zeros([COLUMNS], tl.float64)
+    for start in range(0, rows, ROWS):
+        i = start + tl.arange(0, ROWS).to(tl.int64)
+        both = (i < rows)[:, None] & inside[None, :]
+        value = tl.load(h + i[:, None] * n + j[None, :], both, 0).to(center.dtype)
+        deviation = value.to(tl.float64) - center[None, :].to(tl.float64)
+        deviation = tl.where(both, deviation, 0)
+        first += tl.sum(deviation, 0)
+        second += tl.sum(deviation * deviation, 0)
+    tl.store(total + unit, tl.load(total + unit, inside, 0) + first, inside)
+    tl.store(squares + unit, tl.load(squares + unit, inside, 0) + second, inside)

@@ -1,0 +1,155 @@
+"""The fused operations against float64 references; the Triton kernels by Triton's interpreter."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rgpr import fused
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+@pytest.fixture(scope="module", params=["torch", "triton"])
+def operations(request: pytest.FixtureRequest) -> ModuleType:
+    if request.param == "torch":
+        return fused
+    pytest.importorskip("triton", reason="no Triton on this platform")
+    return importlib.import_module("rgpr.triton_kernels")
+
+
+@pytest.fixture(autouse=True)
+def _device(operations: ModuleType) -> Iterator[None]:
+    """Triton's on a GPU where there is one; else its interpreter takes them, see conftest."""
+    gpu = operations is not fused and torch.cuda.is_available()
+    with torch.device("cuda" if gpu else "cpu"):
+        yield
+
+
+def drawn(seed: int, *shape: int) -> Tensor:
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randn(*shape, generator=generator, device="cpu").to(torch.get_default_device())
+
+
+def laid_out(h: Tensor, layout: str) -> Tensor:
+    """The same values in another order of memory."""
+    if layout == "channels last" and h.dim() == 4:
+        return h.contiguous(memory_format=torch.channels_last)
+    return h.transpose(0, -1).contiguous().transpose(0, -1) if layout == "strided" else h
+
+
+shapes = st.lists(st.integers(1, 9), min_size=1, max_size=3)
+layouts = st.sampled_from(["contiguous", "channels last", "strided"])
+seeds = st.integers(0, 10**6)
+
+
+@settings(max_examples=60)
+@given(seeds, st.integers(0, 5), shapes, layouts, st.sampled_from(DTYPES), st.booleans())
+def test_mean_cubes(
+    operations: ModuleType,
+    seed: int,
+    rows: int,
+    shape: list[int],
+    layout: str,
+    dtype: torch.dtype,
+    starts: bool,
+) -> None:
+    h = laid_out((3 * drawn(seed, rows, *shape)).to(dtype), layout)
+    n = h[:1].numel() if rows else torch.Size(shape).numel()
+    compute = torch.promote_types(dtype, torch.float32)
+    mean, scale = drawn(seed + 1, n).to(compute), drawn(seed + 2, n).to(compute).abs() + 0.5
+    offset = drawn(seed + 3, n).to(compute).abs() if starts else None
+    ours = operations.mean_cubes(h, mean, scale, offset)
+    z = ((h.double().flatten(1) - mean) / scale).abs()
+    reference = (z - (0 if offset is None else offset)).clamp_min(0).pow(3).mean(1)
+    assert ours.dtype == torch.float64
+    torch.testing.assert_close(ours, reference, rtol=1e-5, atol=1e-9)
+
+
+@settings(max_examples=40)
+@given(seeds, st.integers(0, 4), st.integers(1, 20), st.integers(1, 12), st.booleans())
+def test_nearest_mean_cubes(
+    operations: ModuleType, seed: int, rows: int, n: int, k: int, starts: bool
+) -> None:
+    h, centers = 10 * drawn(seed, rows, n).double(), 10 * drawn(seed + 1, k, n).double()
+    offset = drawn(seed + 2, n).double().abs() if starts else None
+    divided, peak = operations.peak_out(h)
+    torch.testing.assert_close(divided * peak, h)
+    assert bool((divided.abs() <= 1).all())
+    products = torch.cat([divided, divided @ centers.T], 1)
+    halves = centers.square().sum(1) / 2
+    ours = operations.nearest_mean_cubes(products, centers, halves, peak, offset)
+    chosen = centers[torch.cdist(h, centers).argmin(1)]
+    z = (h - chosen).abs() - (0 if offset is None else offset)
+    torch.testing.assert_close(ours, z.clamp_min(0).pow(3).mean(1), rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=40)
+@given(seeds, st.lists(st.integers(0, 40), min_size=1, max_size=3), shapes, layouts)
+def test_add_moments(
+    operations: ModuleType, seed: int, sizes: list[int], shape: list[int], layout: str
+) -> None:
+    n = torch.Size(shape).numel()
+    near, total, squares = drawn(seed, n), torch.zeros(n).double(), torch.zeros(n).double()
+    expected = torch.zeros(2, n).double()
+    for number, size in enumerate(sizes):
+        h = laid_out(drawn(seed + number + 1, size, *shape), layout)
+        operations.add_moments(h, near, total, squares)
+        deviation = h.double().flatten(1) - near
+        expected += torch.stack([deviation.sum(0), deviation.square().sum(0)])
+    torch.testing.assert_close(torch.stack([total, squares]), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_rows_and_parameters_wider_than_a_block(operations: ModuleType) -> None:
+    h, mean, scale = drawn(0, 2, 3000), drawn(1, 3000), drawn(2, 3000).abs() + 1
+    reference = ((h.double() - mean) / scale).abs().pow(3).mean(1)
+    ours = operations.mean_cubes(h, mean, scale, None)
+    torch.testing.assert_close(ours, reference, rtol=1e-5, atol=0)
+    centers = 5 * drawn(3, 1500, 3)
+    rows, peak = operations.peak_out(5 * drawn(4, 4, 3))
+    products = torch.cat([rows, rows @ centers.T], 1)
+    halves = centers.square().sum(1) / 2
+    ours = operations.nearest_mean_cubes(products, centers, halves, peak, None)
+    chosen = centers[torch.cdist(rows * peak, centers).argmin(1)]
+    reference = (rows * peak - chosen).double().abs().pow(3).mean(1)
+    torch.testing.assert_close(ours, reference, rtol=1e-3, atol=1e-6)
+    wide, wide_peak = operations.peak_out(h)
+    torch.testing.assert_close(wide * wide_peak, h)
+
+
+def test_values_that_are_not_finite_stay_in_their_rows(operations: ModuleType) -> None:
+    h = torch.ones(4, 3)
+    h[1, 0], h[2, 1], h[3, 0], h[3, 2] = torch.inf, torch.nan, torch.inf, torch.nan
+    zero, one = torch.zeros(3), torch.ones(3)
+    ours = operations.mean_cubes(h, zero, one, one / 2)
+    assert ours[:2].tolist() == [0.125, torch.inf]
+    assert ours[2:].isnan().all()
+    rows, peak = operations.peak_out(h)
+    products = torch.cat([rows, rows @ torch.zeros(3, 2)], 1)
+    ours = operations.nearest_mean_cubes(products, torch.zeros(2, 3), torch.zeros(2), peak, None)
+    assert ours[:2].tolist() == [1.0, torch.inf]
+    assert ours[2:].isnan().all()
+
+
+def test_the_largest_values_do_not_overflow(operations: ModuleType) -> None:
+    h = torch.full((1, 2), 1e38)
+    ours = operations.mean_cubes(h, torch.zeros(2), torch.ones(2), None)
+    assert ours.item() == pytest.approx(1e114, rel=1e-5)
+    rows, peak = operations.peak_out(h)
+    products = torch.cat([rows, rows @ torch.ones(2, 1)], 1)
+    ours = operations.nearest_mean_cubes(products, torch.ones(1, 2), torch.ones(1), peak, None)
+    assert ours.item() == pytest.approx(1e114, rel=1e-5)
+
+
+def test_an_offset_at_the_training_maximum_leaves_exactly_zero(operations: ModuleType) -> None:
+    """Division must round as it did when the offset was found."""
+    h, mean, scale = 7 * drawn(0, 40, 50), drawn(1, 50), drawn(2, 50).abs() + 0.1
+    offset = ((h - mean) / scale).abs().amax(0)
+    assert not operations.mean_cubes(h, mean, scale, offset).any()
