@@ -40,6 +40,7 @@ from torch import Tensor
 
 from .data import Reservoir, one_of
 from .fused import from_nearest, mean_cubes, nearest_mean_cubes, peak_out
+from .hooks import at_least_float32
 from .standardize import ClassMoments, Moments, StableBuffers
 
 __all__ = [
@@ -141,7 +142,7 @@ class Standardizer(Coordinates):
         varied = std > 0
         layer_scale = std[varied].median() if bool(varied.any()) else std.new_ones(())
         scale = r * torch.where(varied, std, layer_scale)
-        dtype = torch.promote_types(dtype, torch.float32)
+        dtype = at_least_float32(dtype)
         super().__init__(of, {"mean": mean.to(dtype), "scale": scale.to(dtype)})
 
     def forward(self, h: Tensor) -> Tensor:
@@ -198,7 +199,7 @@ class Prototypes(Coordinates):
             shrunk = (1 - shrinkage) * covariance + shrinkage * typical * eye
             values, vectors = torch.linalg.eigh(shrunk)
             axes = vectors * values.clamp_min(1e-12 * typical).rsqrt() / r
-        dtype = torch.promote_types(dtype, torch.float32)
+        dtype = at_least_float32(dtype)
         means = means.to(axes.dtype)
         centers = means * axes if axes.dim() == 1 else means @ axes
         super().__init__(of, {"axes": axes.to(dtype), "centers": centers.to(dtype)})
@@ -247,7 +248,7 @@ def reduce(h: Tensor, of: str) -> Tensor:
 
     Images ``(B, C, H, W)`` are pooled over positions, sequences ``(B, T, D)`` over ``T``.
     """
-    dtype = torch.promote_types(h.dtype, torch.float32)
+    dtype = at_least_float32(h.dtype)
     if of == "raw" or h.dim() == 2:
         flat = h.flatten(1)
     else:

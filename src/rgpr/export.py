@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .data import check_input
 from .model import RGPR
 from .posteriors import Ensemble, SampledPosterior, Temperature
 from .storage import replacing
 
-__all__ = ["onnx", "program"]
+__all__ = ["CompiledCall", "onnx", "program"]
 
 
 class _Predict(nn.Module):
@@ -28,7 +29,7 @@ class _Predict(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> Any:
-        return self.model(x)
+        return self.model.forward(x)  # and not a compiled call
 
 
 def program(model: RGPR, example: Tensor) -> torch.export.ExportedProgram:
@@ -90,7 +91,38 @@ def onnx(model: RGPR, path: str | os.PathLike[str], example: Tensor) -> Path:
     return Path(path)
 
 
+class CompiledCall:
+    """A model's default predictions as one compiled graph; see :meth:`RGPR.compile`.
+
+    Hooks, which read the representations, would cut a graph into pieces, so the model is exported
+    first. The graph holds the model's own tensors; it is made anew when the model got others.
+
+    Args:
+        model: A fitted model.
+        options: What ``torch.compile`` is given.
+    """
+
+    def __init__(self, model: RGPR, options: dict[str, Any]) -> None:
+        model._fitted()
+        _check(model)
+        self._model, self._options = model, options
+        self._graph: Any = None
+        self._made_of: int | None = None
+
+    def __call__(self, x: Tensor, **options: Any) -> Any:
+        model = self._model
+        if options or (torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad):
+            return model._call_impl(x, **options)  # type: ignore[no-untyped-call]
+        check_input(x, model.posterior.network, model._input_shape)
+        if self._made_of != model._changes:
+            self._graph = torch.compile(program(model, x).module(), **self._options)
+            self._made_of = model._changes
+        return self._graph(x)
+
+
 def _check(model: RGPR) -> None:
+    if model.nan == "raise":
+        raise TypeError("nan='raise' looks at values, which a graph cannot; use nan='propagate'")
     base: Any = model.posterior
     while isinstance(base, Temperature):
         base = base.base

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["After", "Before", "evaluating", "full_precision", "plain_module", "watching"]
+__all__ = [
+    "After",
+    "Before",
+    "at_least_float32",
+    "evaluating",
+    "full_precision",
+    "plain_module",
+    "watching",
+]
 
 Before = Callable[[nn.Module, tuple[Any, ...]], None]
 After = Callable[[nn.Module, tuple[Any, ...], Any], None]
@@ -52,9 +60,17 @@ def plain_module(network: nn.Module) -> nn.Module:
     return network
 
 
-def full_precision(like: Tensor) -> torch.autocast:
+def full_precision(like: Tensor) -> AbstractContextManager[Any]:
     """No autocast inside: variances need their digits, whatever the network computes in."""
-    return torch.autocast(like.device.type, enabled=False)
+    kind = like.device.type
+    if not torch.is_autocast_enabled(kind):
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to compute in; ``torch.promote_types`` would become a part of exported graphs."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .fused import add_moments
+from .hooks import at_least_float32
 
 __all__ = ["ClassMoments", "Moments", "StableBuffers"]
 
@@ -53,7 +54,7 @@ class Moments:
         """
         if len(h) == 0:
             return
-        dtype = torch.promote_types(h.dtype, torch.float32)
+        dtype = at_least_float32(h.dtype)
         if self.count == 0:
             self._start(h.mean(0, dtype=dtype).flatten())
         if extremes:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from ..gaussian import DenseGaussian, DiagonalGaussian, Gaussian, standard_normal
-from ..hooks import full_precision, plain_module, watching
+from ..hooks import at_least_float32, full_precision, plain_module, watching
 from .base import Posterior, register_posterior
 
 __all__ = ["LaplacePosterior", "LastLayerLaplace", "from_laplace"]
@@ -87,7 +87,7 @@ class LastLayerLaplace(Posterior):
             return self._gaussian(mean, features)
 
     def _gaussian(self, mean: Tensor, features: Tensor) -> Gaussian:
-        features = features.to(torch.promote_types(features.dtype, torch.float32))
+        features = features.to(at_least_float32(features.dtype))
         peak = features.detach().abs().amax(1, keepdim=True)
         peak = torch.where((peak > 0) & (peak < torch.inf), peak, 1.0)
         features = (features / peak).to(next(self.buffers(recurse=False)).dtype)
