@@ -1,45 +1,92 @@
-"""``python -m benchmarks``: run all, print the ratios, write JSON."""
+"""``python -m benchmarks``: run all or some, print the ratios, write JSON and a picture."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
+from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from rgpr.storage import replacing
 
-from . import bases, gram, prediction, tuning
+from .picture import draw
 
-OUT = Path("build/benchmarks/results.json")
+NAMES = ("prediction", "fitting", "growth", "gram", "startup", "bases", "tuning")
+CPU_ONLY = ("bases", "tuning")
 
 
 def main() -> None:
-    results = {
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-        }
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(NAMES)}; all by default")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, default=Path("build/benchmarks"), help="a folder")
+    options = parser.parse_args()
+    unknown = [name for name in options.names if name not in NAMES]
+    if unknown:
+        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / f"{options.device}.json"
+    # What other runs on this machine measured stays.
+    results = json.loads(path.read_text()) if path.exists() else {}
+    if results.get("machine", {}) | {"date": None} != machine(options.device) | {"date": None}:
+        results = {}
+    results["machine"] = machine(options.device)
+    for name in options.names or NAMES:
+        if options.device != "cpu" and name in CPU_ONLY:
+            continue
+        benchmark = import_module(f".{name}", __package__)
+        print(f"\n{benchmark.__doc__.strip()}", flush=True)
+        results[name] = benchmark.run(options.device)
+        show(results[name])
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(results, indent=1) + "\n")
+    picture = draw(results, options.out / f"{options.device}.png")
+    print(f"\nwritten to {path.resolve()}" + (f" and {picture.resolve()}" if picture else ""))
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What it was measured on."""
+    cuda = torch.device(device).type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if cuda else _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "date": datetime.now(UTC).date().isoformat(),
     }
-    for benchmark in (prediction, bases, gram, tuning):
-        name = benchmark.__name__.rpartition(".")[2]
-        results[name] = benchmark.run()
-        print(f"\n{benchmark.__doc__.strip()}")
-        for case, contestants in results[name].items():
-            print(f"  {case}")
-            for contestant, r in contestants.items():
-                print(
-                    f"    {contestant:15}{r['seconds'] * 1e3:>11.2f} ms   "
-                    f"{r['ratio']:>8.2f} x   spread {r['spread']:.0%}"
-                )
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(OUT) as temporary:
-        temporary.write_text(json.dumps(results, indent=2) + "\n")
-    print(f"\nwritten to {OUT.resolve()}")
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def show(results: dict[str, Any]) -> None:
+    """Print one benchmark: the contestants of each case, or exponents of growth."""
+    for case, contestants in results.items():
+        print(f"  {case}")
+        if "exponents" in contestants:
+            for name, exponent in contestants["exponents"].items():
+                times = [r[name]["seconds"] * 1e3 for r in contestants["sizes"].values()]
+                shown = "  ".join(f"{t:.2f}" for t in times)
+                print(f"    {name:15}exponent {exponent:.2f}   ms: {shown}")
+            continue
+        for name, r in contestants.items():
+            memory = f"   {r['memory'] / 2**20:>8.0f} MiB" if "memory" in r else ""
+            floor = f"   floor {1 + r['floor'] / r['seconds']:.3f} x" if "floor" in r else ""
+            print(
+                f"    {name:36}{r['seconds'] * 1e3:>11.3f} ms   {r['ratio']:>8.3f} x   "
+                f"spread {r['spread']:>4.0%}{memory}{floor}"
+            )
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ BASES: dict[str, Callable[[nn.Module], Posterior]] = {
 
 
 @torch.no_grad()
-def run() -> dict[str, Any]:
+def run(device: str) -> dict[str, Any]:
     torch.manual_seed(0)
     network = lenet().eval()
     x = torch.rand(256, 1, 28, 28)

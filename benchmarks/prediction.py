@@ -1,63 +1,124 @@
-"""What the residual costs on top of the network, and the closed form against Jacobians."""
+"""Prediction: the network alone, last-layer Laplace by laplace-torch and by us, and with RGPR.
+
+``floor`` is what reading each representation once would cost at the bandwidth of a copy, measured
+beside it.
+"""
 
 from __future__ import annotations
 
-import warnings
+import copy
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torchvision
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch import Tensor, nn
 
-from rgpr import RGPR
-from rgpr.training import lenet
+from rgpr import RGPR, as_posterior
+from rgpr.predictive import probit
+from rgpr.representations import capture
 
+from .networks import NETWORKS, head, laplace, made
 from .timing import race
 
-
-def mlp() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
-    )
-
-
-NETWORKS = {
-    "MLP 784-256-256, batch 256": (mlp, (784,), 256),
-    "LeNet, batch 256": (lenet, (1, 28, 28), 256),
-    "ResNet-18 32x32, batch 32": (
-        lambda: torchvision.models.resnet18(num_classes=10),
-        (3, 32, 32),
-        32,
-    ),
-}
+BATCHES = {"cpu": (1, 32, 256), "cuda": (1, 32, 512)}
+DTYPES = {"cpu": (torch.float32,), "cuda": (torch.float32, torch.bfloat16)}
+# Bytes that laplace-torch's Jacobians may take.
+ROOM = {"cpu": 2 << 30, "cuda": 24 << 30}
 
 
 @torch.no_grad()
-def run() -> dict[str, Any]:
+def run(device: str) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    for name, (build, shape, batch) in NETWORKS.items():
-        torch.manual_seed(0)
-        network = build().eval()
-        x = torch.randn(batch, *shape)
-        model = RGPR(network).fit([x, x])
-        results[name] = race(
-            {"network": lambda n=network, x=x: n(x), "RGPR": lambda m=model, x=x: m(x)}
+    for name in NETWORKS:
+        for dtype in DTYPES[device]:
+            results |= _network(name, dtype, device)
+    sizes = [(100, 512), (250, 1024)] if device == "cpu" else [(100, 512), (1000, 2048)]
+    for classes, features in sizes:
+        results[f"head, {classes} classes, {features} features, batch 32"] = closed_form(
+            classes, features, device
         )
-    results["last-layer Laplace, C = 100, D = 512, batch 32"] = closed_form()
     return results
 
 
-def closed_form() -> dict[str, Any]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from laplace import Laplace
+def _network(name: str, dtype: torch.dtype, device: str) -> dict[str, Any]:
+    network, shape = made(name, device)
+    x = torch.randn(512, *shape, device=device)
+    la = laplace(network, x)
+    model = RGPR(la).fit([(x, torch.arange(512, device=device) % 10)] * 2, progress=False)
+    posterior = as_posterior(la).eval()
+    if dtype != torch.float32:
+        network, model, posterior = network.to(dtype), model.to(dtype), posterior.to(dtype)
+    x, kind = x.to(dtype), str(dtype).removeprefix("torch.")
+    zero = torch.zeros(512, dtype=torch.float64, device=device)
+    compiled_network = torch.compile(copy.deepcopy(network))
+    compiled = copy.deepcopy(model)
+    compiled.compile()
+    results = {}
+    for batch in BATCHES[device]:
+        b = x[:batch].contiguous()
+        z = zero[:batch]
+        rows: dict[str, Callable[[], Any]] = {"network": lambda b=b: network(b)}
+        if dtype == torch.float32:
+            rows["LLL, laplace-torch"] = lambda b=b: la(b)
+        rows["LLL"] = lambda b=b, z=z: probit(posterior(b), z)
+        rows["LLL + RGPR"] = lambda b=b: model(b)
+        case = f"{name}, {kind}, batch {batch}"
+        results[f"{case}, eager"] = race(rows, device=device)
+        results[f"{case}, eager"]["network"] |= _floor(network, model, b, device)
+        results[f"{case}, compiled"] = race(
+            {
+                "network": lambda b=b: compiled_network(b),
+                "LLL + RGPR": lambda b=b: compiled(b),
+            },
+            device=device,
+        )
+    return results
 
-        torch.manual_seed(0)
-        network = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 100))
-        x = torch.randn(32, 64)
-        la = Laplace(network, "classification", "last_layer", "kron")
-        with torch.enable_grad():
-            la.fit(DataLoader(TensorDataset(x, torch.arange(32)), batch_size=32))
-    model = RGPR(la).fit([x])
-    return race({"RGPR": lambda: model(x), "laplace-torch": lambda: la(x)}, rounds=2)
+
+def _floor(network: nn.Module, model: RGPR, x: Tensor, device: str) -> dict[str, float]:
+    """Bytes of the representations, and the seconds that reading them takes at least."""
+    sizes = [x.numel() * x.element_size()]
+    consume = lambda index, h: sizes.append(h.numel() * h.element_size())  # noqa: E731
+    with capture(network, model.layers, consume):
+        network(x)
+    return {"bytes": sum(sizes), "floor": sum(sizes) / _bandwidth(device)}
+
+
+def _bandwidth(device: str, size: int = 1 << 28) -> float:
+    """Bytes a second that a copy reads; it writes as many."""
+    source = torch.empty(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    taken = []
+    for _ in range(5):
+        if device == "cuda":
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        target.copy_(source)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - started)
+    return 2 * size / min(taken)
+
+
+def closed_form(classes: int, features: int, device: str) -> dict[str, Any]:
+    """Our closed form against Jacobians, in as many calls as they need to fit into memory."""
+    torch.manual_seed(0)
+    network = head(features, classes).to(device)
+    x = torch.randn(32, 64, device=device)
+    la = laplace(network, x, classes)
+    posterior = as_posterior(la).eval()
+    zero = torch.zeros(32, dtype=torch.float64, device=device)
+    # The Jacobian of one input, and twice as much for products with it.
+    one = 3 * 4 * classes**2 * (features + 1)
+    size = max(1, min(32, ROOM[device] // one))
+    parts = torch.split(x, size)
+    calls = f"LLL, laplace-torch, {len(parts)} calls of {size}"
+    return race(
+        {
+            "LLL": lambda: probit(posterior(x), zero),
+            calls: lambda: [la(part) for part in parts],
+        },
+        rounds=5,
+        device=device,
+    )

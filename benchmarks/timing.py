@@ -2,35 +2,90 @@
 
 from __future__ import annotations
 
+import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 
-def race(contestants: Mapping[str, Callable[[], Any]], *, rounds: int = 15) -> dict[str, Any]:
-    """Median seconds and spread of each, in alternating rounds after one to warm up.
+# One measurement repeats a short call until it takes so long.
+_LEAST = 0.02
+
+
+def race(
+    contestants: Mapping[str, Callable[[], Any]],
+    *,
+    rounds: int = 15,
+    device: str = "cpu",
+    seconds: float = 20.0,
+) -> dict[str, Any]:
+    """Medians of each in alternating rounds, after one to warm up.
+
+    Args:
+        contestants: What to call; the first is what the others are compared with.
+        rounds: At most so many, and at least three.
+        device: Whose work to wait for, and whose memory to watch.
+        seconds: No new round begins after so long.
 
     Returns:
-        For each name ``seconds``, ``spread`` (interquartile range over the median) and ``ratio``
-        to the first contestant.
+        For each name ``seconds``, ``spread`` (interquartile range over the median), ``ratio`` (the
+        median, over the rounds, of its time over the first contestant's) and on a GPU ``memory``,
+        the bytes that one call takes at most beyond what was there.
     """
-    for run in contestants.values():
-        run()
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(rounds):
-        for name, run in contestants.items():
-            started = time.perf_counter()
+    cuda = torch.device(device).type == "cuda"
+
+    def measure(run: Callable[[], Any], times: int) -> float:
+        if cuda:
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(times):
             run()
-            times[name].append(time.perf_counter() - started)
-    first = statistics.median(times[next(iter(times))])
+        if cuda:
+            torch.cuda.synchronize()
+        return (time.perf_counter() - started) / times
+
+    repeats, memory = {}, {}
+    for name, run in contestants.items():
+        measure(run, 2)  # compilers, caches
+        repeats[name] = max(1, math.ceil(_LEAST / max(measure(run, 1), 1e-7)))
+        memory[name] = _memory(run) if cuda else None
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    began = time.perf_counter()
+    for number in range(rounds):
+        if number >= 3 and time.perf_counter() - began > seconds:
+            break
+        for name, run in contestants.items():
+            times[name].append(measure(run, repeats[name]))
+    first = times[next(iter(times))]
     results = {}
-    for name, seconds in times.items():
-        median = statistics.median(seconds)
-        low, _, high = statistics.quantiles(seconds, n=4)
+    for name, taken in times.items():
+        median = statistics.median(taken)
+        low, _, high = statistics.quantiles(taken, n=4)
         results[name] = {
             "seconds": median,
             "spread": (high - low) / median,
-            "ratio": median / first,
+            "ratio": statistics.median(t / f for t, f in zip(taken, first, strict=True)),
         }
+        if memory[name] is not None:
+            results[name]["memory"] = memory[name]
     return results
+
+
+def _memory(run: Callable[[], Any]) -> int:
+    """Bytes that a call takes at most, beyond those taken before it."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def slope(sizes: list[int], seconds: list[float]) -> float:
+    """The exponent of growth: the slope of the logarithms, by least squares."""
+    x, y = [math.log(s) for s in sizes], [math.log(max(s, 1e-9)) for s in seconds]
+    return statistics.linear_regression(x, y).slope

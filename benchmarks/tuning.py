@@ -26,7 +26,7 @@ EXAMPLES, BATCH, EPOCHS = 2000, 128, 50
 WEIGHT = 0.5
 
 
-def run() -> dict[str, Any]:
+def run(device: str) -> dict[str, Any]:
     """Seconds of each, their ratio, and the objective each of them ends with."""
     torch.manual_seed(0)
     images, labels = _images(3 * EXAMPLES)

@@ -1,0 +1,68 @@
+"""The summary in one picture: what the residual costs, and how it grows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rgpr.storage import replacing
+
+
+def draw(results: dict[str, Any], path: Path) -> Path | None:
+    """Bars of ratios to the bare network or pass, and seconds against sizes."""
+    bars = _ratios(results)
+    growth = results.get("growth", {})
+    if not bars and not growth:
+        return None
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    columns = max(1, len(growth))
+    figure = plt.figure(figsize=(11, 0.24 * len(bars) + (3.2 if growth else 0) + 1), dpi=150)
+    rows = figure.add_gridspec(2, 1, height_ratios=[max(1, 0.24 * len(bars)), 2.6], hspace=0.35)
+    top = figure.add_subplot(rows[0])
+    labels = [name for name, _ in bars][::-1]
+    values = [ratio for _, ratio in bars][::-1]
+    top.barh(labels, values, color=["C0" if "fit" not in name else "C2" for name in labels])
+    top.axvline(1, color="0.3", lw=1)
+    for place, value in enumerate(values):
+        top.text(value, place, f" {value:.2f}", va="center", fontsize=7)
+    top.set_xlim(0.8, max(1.6, min(4.0, max(values, default=1) * 1.1)))
+    top.tick_params(labelsize=7)
+    machine = results["machine"]
+    top.set_title(
+        f"time over the bare network (fit: over a bare pass); {machine['device']}, "
+        f"{machine['threads']} threads, torch {machine['torch']}, {machine['date']}",
+        fontsize=9,
+    )
+    if growth:
+        below = rows[1].subgridspec(1, columns, wspace=0.4)
+        for column, (axis, content) in enumerate(growth.items()):
+            panel = figure.add_subplot(below[column])
+            sizes = [int(size) for size in content["sizes"]]
+            for name, exponent in content["exponents"].items():
+                times = [r[name]["seconds"] * 1e3 for r in content["sizes"].values()]
+                panel.loglog(sizes, times, "o-", ms=3, lw=1, label=f"{name}: {exponent:.2f}")
+            panel.set_xlabel(axis, fontsize=8)
+            panel.set_ylabel("ms" if column == 0 else "", fontsize=8)
+            panel.tick_params(labelsize=7)
+            panel.legend(fontsize=6, frameon=False, title="exponents", title_fontsize=6)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", bbox_inches="tight")
+    plt.close(figure)
+    return path
+
+
+def _ratios(results: dict[str, Any]) -> list[tuple[str, float]]:
+    bars = [
+        (case, contestants["LLL + RGPR"]["ratio"])
+        for case, contestants in results.get("prediction", {}).items()
+        if "LLL + RGPR" in contestants
+    ]
+    for case, contestants in results.get("fitting", {}).items():
+        bars += [
+            (f"fit {name}: {case}", contestants[name]["ratio"]) for name in ("adaptive", "paper")
+        ]
+    return bars
