@@ -11,7 +11,7 @@ from rgpr import RGPR
 from .networks import NETWORKS, made
 from .timing import race
 
-BATCHES = {"cpu": (32, 8), "cuda": (512, 20)}
+BATCHES = {"cpu": (32, 8), "cuda": (512, 98)}
 DTYPES = {"cpu": (torch.float32,), "cuda": (torch.float32, torch.bfloat16)}
 
 
@@ -37,7 +37,7 @@ def run(device: str) -> dict[str, Any]:
                 runs[residual] = lambda m=model, loader=loader: m.fit(loader, progress=False)
             kind = str(dtype).removeprefix("torch.")
             case = f"{name}, {kind}, {count} batches of {size}"
-            results[case] = race(runs, rounds=9, device=device)
+            results[case] = race(runs, rounds=7, device=device)
             if device == "cuda":  # where memory can be watched
                 runs = {
                     "four times as many": lambda m=model, b=loader: m.fit(4 * b, progress=False)

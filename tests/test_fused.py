@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -12,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import rgpr
+from networks import blobs, laplace_over_blobs, mlp
 from rgpr import fused
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -68,7 +74,7 @@ def test_mean_cubes(
     offset = drawn(seed + 3, n).to(compute).abs() if starts else None
     ours = operations.mean_cubes(h, mean, scale, offset)
     z = ((h.double().flatten(1) - mean) / scale).abs()
-    reference = (z - (0 if offset is None else offset)).clamp_min(0).pow(3).mean(1)
+    reference = (z - (0 if offset is None else offset)).clamp_min(0).pow(3).mean(1) / 3
     assert ours.dtype == torch.float64
     torch.testing.assert_close(ours, reference, rtol=1e-5, atol=1e-9)
 
@@ -88,7 +94,7 @@ def test_nearest_mean_cubes(
     ours = operations.nearest_mean_cubes(products, centers, halves, peak, offset)
     chosen = centers[torch.cdist(h, centers).argmin(1)]
     z = (h - chosen).abs() - (0 if offset is None else offset)
-    torch.testing.assert_close(ours, z.clamp_min(0).pow(3).mean(1), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(ours, z.clamp_min(0).pow(3).mean(1) / 3, rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=40)
@@ -109,7 +115,7 @@ def test_add_moments(
 
 def test_rows_and_parameters_wider_than_a_block(operations: ModuleType) -> None:
     h, mean, scale = drawn(0, 2, 3000), drawn(1, 3000), drawn(2, 3000).abs() + 1
-    reference = ((h.double() - mean) / scale).abs().pow(3).mean(1)
+    reference = ((h.double() - mean) / scale).abs().pow(3).mean(1) / 3
     ours = operations.mean_cubes(h, mean, scale, None)
     torch.testing.assert_close(ours, reference, rtol=1e-5, atol=0)
     centers = 5 * drawn(3, 1500, 3)
@@ -118,7 +124,7 @@ def test_rows_and_parameters_wider_than_a_block(operations: ModuleType) -> None:
     halves = centers.square().sum(1) / 2
     ours = operations.nearest_mean_cubes(products, centers, halves, peak, None)
     chosen = centers[torch.cdist(rows * peak, centers).argmin(1)]
-    reference = (rows * peak - chosen).double().abs().pow(3).mean(1)
+    reference = (rows * peak - chosen).double().abs().pow(3).mean(1) / 3
     torch.testing.assert_close(ours, reference, rtol=1e-3, atol=1e-6)
     wide, wide_peak = operations.peak_out(h)
     torch.testing.assert_close(wide * wide_peak, h)
@@ -129,23 +135,23 @@ def test_values_that_are_not_finite_stay_in_their_rows(operations: ModuleType) -
     h[1, 0], h[2, 1], h[3, 0], h[3, 2] = torch.inf, torch.nan, torch.inf, torch.nan
     zero, one = torch.zeros(3), torch.ones(3)
     ours = operations.mean_cubes(h, zero, one, one / 2)
-    assert ours[:2].tolist() == [0.125, torch.inf]
+    assert ours[:2].tolist() == [0.125 / 3, torch.inf]
     assert ours[2:].isnan().all()
     rows, peak = operations.peak_out(h)
     products = torch.cat([rows, rows @ torch.zeros(3, 2)], 1)
     ours = operations.nearest_mean_cubes(products, torch.zeros(2, 3), torch.zeros(2), peak, None)
-    assert ours[:2].tolist() == [1.0, torch.inf]
+    assert ours[:2].tolist() == [1 / 3, torch.inf]
     assert ours[2:].isnan().all()
 
 
 def test_the_largest_values_do_not_overflow(operations: ModuleType) -> None:
     h = torch.full((1, 2), 1e38)
     ours = operations.mean_cubes(h, torch.zeros(2), torch.ones(2), None)
-    assert ours.item() == pytest.approx(1e114, rel=1e-5)
+    assert ours.item() == pytest.approx(1e114 / 3, rel=1e-5)
     rows, peak = operations.peak_out(h)
     products = torch.cat([rows, rows @ torch.ones(2, 1)], 1)
     ours = operations.nearest_mean_cubes(products, torch.ones(1, 2), torch.ones(1), peak, None)
-    assert ours.item() == pytest.approx(1e114, rel=1e-5)
+    assert ours.item() == pytest.approx(1e114 / 3, rel=1e-5)
 
 
 def test_an_offset_at_the_training_maximum_leaves_exactly_zero(operations: ModuleType) -> None:
@@ -153,3 +159,85 @@ def test_an_offset_at_the_training_maximum_leaves_exactly_zero(operations: Modul
     h, mean, scale = 7 * drawn(0, 40, 50), drawn(1, 50), drawn(2, 50).abs() + 0.1
     offset = ((h - mean) / scale).abs().amax(0)
     assert not operations.mean_cubes(h, mean, scale, offset).any()
+
+
+@pytest.fixture
+def by_kernels(operations: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole models by the kernels, also where Triton's interpreter has to take them."""
+    if operations is fused:
+        pytest.skip("compares kernels with torch")
+    monkeypatch.setattr(fused, "_kernels", lambda h: operations)
+
+
+def calibrated() -> rgpr.RGPR:
+    x, y = blobs()
+    with torch.enable_grad():
+        la, *_ = laplace_over_blobs("classification", "kron")
+    model = rgpr.RGPR(la).fit([(x, y)])
+    model.tune([(x, y)], progress=False)
+    assert model.calibration is not None
+    return model
+
+
+MODELS = {
+    "network": lambda: rgpr.RGPR(mlp()).fit([blobs()]),
+    "the paper's": lambda: rgpr.RGPR(mlp(), residual="paper").fit([blobs()]),
+    "input alone": lambda: rgpr.RGPR(mlp(), layers="input").fit([blobs()]),
+    "calibrated": calibrated,
+}
+
+
+@pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow", "ignore:divide by zero")
+@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+@torch.no_grad()
+def test_whole_predictions(build, by_kernels: None, operations: ModuleType) -> None:  # type: ignore[no-untyped-def]
+    with torch.device("cpu"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "_kernels", lambda h: None)
+        model, (x, _) = build(), blobs()
+        model.temperature = 1.0 if model.calibration is not None else 1.7
+        rows = [alpha * x[:4] for alpha in (1, 3, 100, 1e6, 1e13, 1e30, 1e38)]
+        strange = x[:4].clone()
+        strange[0, 1], strange[1, 0] = torch.inf, torch.nan
+        strange[2, 0], strange[2, 1] = -torch.inf, torch.nan
+        rows = torch.cat([*rows, strange])
+    model.to(torch.get_default_device())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "_kernels", lambda h: None)
+        expected = model(rows.to(torch.get_default_device()))
+    ours = model(rows.to(torch.get_default_device()))
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert ours[-3:-1].isnan().all()
+    assert ours[-4].tolist() == pytest.approx([1 / 3] * 3)
+
+
+@torch.no_grad()
+def test_fitting(by_kernels: None) -> None:
+    device = torch.get_default_device()
+    x, y = (t.to(device) for t in blobs())
+    network = mlp().to(device)
+    ours = rgpr.RGPR(network).fit([(x[:30], y[:30]), (x[30:], y[30:])])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "_kernels", lambda h: None)
+        expected = rgpr.RGPR(network).fit([(x[:30], y[:30]), (x[30:], y[30:])])
+    torch.testing.assert_close(ours.variance(3 * x), expected.variance(3 * x), rtol=1e-4, atol=0)
+
+
+def test_a_broken_network_shows_its_nan(by_kernels: None) -> None:
+    model = rgpr.RGPR(mlp()).fit([blobs()[0]])
+    with torch.no_grad():
+        model.posterior.network[-1].bias[0] = torch.nan
+        assert model(blobs()[0][:2]).isnan().all()
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_kernels_compile_for_gpus(operations: ModuleType, capability: int) -> None:
+    """Down to machine code; Triton brings all that takes, also where there is no GPU."""
+    if operations is fused:
+        pytest.skip("nothing to compile")
+    script = Path(__file__).with_name("compile_kernels.py")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, script, str(capability)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("compiled") == 15

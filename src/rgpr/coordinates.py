@@ -151,7 +151,7 @@ class Standardizer(Coordinates):
     def unit_variance(self, h: Tensor) -> Tensor:
         # Raw, it is read where it lies, whatever the order of its dimensions.
         rows = h if self.of == "raw" else reduce(h, self.of)
-        return mean_cubes(rows, self.mean, self.scale, self.offset) / 3
+        return mean_cubes(rows, self.mean, self.scale, self.offset)
 
 
 class Prototypes(Coordinates):
@@ -229,10 +229,10 @@ class Prototypes(Coordinates):
             products = self._products(rows)
             u = nearest_mean_cubes(products, self.centers, self.halves, None, self.offset)
             if bool(u.isfinite().all()):
-                return u / 3
+                return u
         rows, peak = peak_out(rows)
         products = self._products(rows)
-        return nearest_mean_cubes(products, self.centers, self.halves, peak, self.offset) / 3
+        return nearest_mean_cubes(products, self.centers, self.halves, peak, self.offset)
 
     def _rows(self, h: Tensor) -> Tensor:
         return reduce(h, self.of).to(self.axes.dtype)

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 # Entries of a row that go into its key.
-_KEYED = 1024
+_KEYED = 256
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TARGET_KEYS = ("y", "label", "labels", "target", "targets")
 _INPUT_KEYS = ("x", "input", "inputs", "image", "images", "pixel_values", "features", "data")
@@ -185,9 +185,8 @@ def row_keys(x: Tensor) -> Tensor:
         flat = flat[:, places]
     bits = flat.contiguous().view(_INTEGERS[flat.element_size()]).long()
     keys = (bits * factors).sum(1)
-    for _ in range(3):  # every bit of the sum is to reach the leading ones
-        keys = (keys ^ ((keys >> 32) & 0xFFFFFFFF)) * 0x5851F42D4C957F2D
-    return keys
+    # Products with large odd factors have mixed all bits into the leading ones; once more.
+    return (keys ^ ((keys >> 32) & 0xFFFFFFFF)) * 0x5851F42D4C957F2D
 
 
 @lru_cache(maxsize=8)
@@ -260,13 +259,13 @@ def check_batch(
     except (TypeError, ValueError) as error:
         raise type(error)(f"batch {number}: {error}") from None
     if values and not bool(x.isfinite().all()):
-        raise not_finite(number)
+        raise not_finite(f"batch {number}")
 
 
-def not_finite(number: int) -> ValueError:
+def not_finite(which: str) -> ValueError:
     """The error for a batch of training data with such values."""
     return ValueError(
-        f"batch {number} holds values that are not finite (NaN or inf); the moments of the "
+        f"{which} holds values that are not finite (NaN or inf); the moments of the "
         "training data would be lost. Remove these examples"
     )
 

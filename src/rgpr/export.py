@@ -48,6 +48,8 @@ def program(model: RGPR, example: Tensor) -> torch.export.ExportedProgram:
     if len(example) < 2:
         # A batch of one would be taken for a constant.
         example = torch.cat([example, example])
+    # On a GPU some operations take no more than 65535 rows, and a named dimension would be refused.
+    batch = torch.export.Dim.DYNAMIC if example.is_cuda else torch.export.Dim("batch")
     module = _Predict(model)
     modes = {part: part.training for part in module.modules()}
     try:
@@ -55,7 +57,7 @@ def program(model: RGPR, example: Tensor) -> torch.export.ExportedProgram:
             return torch.export.export(
                 module.eval(),
                 (example.detach(),),
-                dynamic_shapes={"x": {0: torch.export.Dim("batch")}},
+                dynamic_shapes={"x": {0: batch}},
                 strict=False,
             )
     finally:

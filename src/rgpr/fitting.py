@@ -34,8 +34,8 @@ __all__ = ["fit"]
 # training data, where the probit then shrinks logits by 2 %.
 _UNTUNED_VARIANCE = 0.1
 _PROBE = 256
-# Batches between looks at what a GPU has noted: each makes it wait.
-_LOOK = 64
+# Batches between looks at their values: a GPU has to wait for each.
+_LOOK = (1, 32)
 
 
 def fit(
@@ -65,7 +65,10 @@ def fit(
         for collector, state in zip(collectors, shard["collectors"], strict=True):
             collector.merge(state)
     residual = Residual([collector.finish() for collector in collectors])
-    residual.sigma2 = _harmless(posterior, layers, residual, likelihood, *probe.items)
+    # In batches that the network is known to take.
+    rows = probe.items[0].to(residual.sigma2.device)
+    batches = torch.split(rows, max(shard["batch"] for shard in full))
+    residual.sigma2 = _harmless(posterior, layers, residual, likelihood, batches)
     return layers, shape, residual
 
 
@@ -89,7 +92,8 @@ def _pass(
     shape: torch.Size | None = None
     probe = Reservoir(_PROBE)
     waiting: list[tuple[Collector, Tensor]] = []
-    overflow = _Overflow()
+    step = _LOOK[device is not None and device.type == "cuda"]
+    largest = number = 0
 
     def consume(index: int, h: Tensor) -> None:
         check_rows(layers[index], h, x)
@@ -112,7 +116,8 @@ def _pass(
                 collectors = [Collector(strategy) for strategy in _strategies(recipe, layers)]
                 shape = x.shape[1:]
             consume(0, x)
-            probe.add(x)
+            probe.add(batch)  # where it came from: a loader's rows are looked at without a GPU
+            largest = max(largest, len(x))
             with capture(network, layers, consume):
                 output = network(x.clone())  # it may change its input in place
             if probe.seen == len(x) and likelihood == "classification":
@@ -122,39 +127,33 @@ def _pass(
                 for collector, h in waiting:
                     collector.update(h, y, classes)
                 waiting.clear()
-            overflow.look(number, collectors)
-            if number % _LOOK == 0:
-                overflow.check(layers)
-    overflow.check(layers)
+            if (number + 1) % step == 0:
+                _check_finite(collectors, layers, number)
+    if collectors:
+        _check_finite(collectors, layers, number)
     return {
         "layers": layers,
         "shape": list(shape or ()),
         "collectors": [collector.state for collector in collectors],
         "probe": probe.state,
+        "batch": largest,
     }
 
 
-class _Overflow:
-    """Which batch first made a layer's sums infinite or NaN, noted without waiting for a GPU."""
-
-    def __init__(self) -> None:
-        self.first: Tensor | None = None
-
-    def look(self, number: int, collectors: Sequence[Collector]) -> None:
-        finite = torch.stack([collector.total for collector in collectors]).isfinite()
-        batch = torch.where(finite, -1, number)
-        self.first = batch if self.first is None else torch.where(self.first < 0, batch, self.first)
-
-    def check(self, layers: Sequence[str]) -> None:
-        first = [] if self.first is None else self.first.tolist()
-        for layer, number in zip(layers, first, strict=False):
-            if number >= 0 and layer == INPUT:
-                raise not_finite(number)
-            if number >= 0:
-                raise ValueError(
-                    f"batch {number}: layer '{layer}' gives values that are not finite; the "
-                    "network overflows on its own training data"
-                )
+def _check_finite(collectors: Sequence[Collector], layers: Sequence[str], number: int) -> None:
+    """Refuse sums that became infinite or NaN with this batch or one shortly before it."""
+    finite = torch.stack([collector.total for collector in collectors]).isfinite().tolist()
+    if all(finite):
+        return
+    layer = layers[finite.index(False)]
+    since = number - number % _LOOK[collectors[0].total.device.type == "cuda"]
+    which = f"batch {number}" if since == number else f"one of the batches {since} to {number}"
+    if layer == INPUT:
+        raise not_finite(which)
+    raise ValueError(
+        f"{which}: layer '{layer}' gives values that are not finite; the network overflows on its "
+        "own training data"
+    )
 
 
 def _classes(
@@ -178,7 +177,11 @@ def _classes(
 
 
 def _harmless(
-    posterior: Posterior, layers: Sequence[str], residual: Residual, likelihood: str, probe: Tensor
+    posterior: Posterior,
+    layers: Sequence[str],
+    residual: Residual,
+    likelihood: str,
+    batches: Sequence[Tensor],
 ) -> Tensor:
     """Scales that add little at the data; see :meth:`RGPR.fit`."""
 
@@ -193,7 +196,7 @@ def _harmless(
         outputs, u = residual.read(posterior, layers, x, mean)
         return outputs, torch.stack([residual.unit_variance(0, x), *u], 1)
 
-    parts = [read(x) for x in torch.split(probe, 64)]
+    parts = [read(x) for x in batches]
     variance = _UNTUNED_VARIANCE
     if likelihood == "regression":
         spread = torch.cat([outputs for outputs, _ in parts]).double().var(0, correction=0)

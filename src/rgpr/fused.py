@@ -1,6 +1,6 @@
 r"""The residual's arithmetic, reading each representation once.
 
-Four small operations carry all of it. On a GPU, outside of autograd and ``torch.compile``, each is
+Five small operations carry all of it. On a GPU, outside of autograd and ``torch.compile``, each is
 one Triton kernel (:mod:`rgpr.triton_kernels`); everywhere else it is plain torch, which
 ``torch.compile`` and exporters fuse by themselves. Inputs may be float32, bfloat16, float16 or
 float64, contiguous or channels-last; cubes are summed in float64, which no float32 value can
@@ -16,14 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["add_moments", "from_nearest", "mean_cubes", "nearest_mean_cubes", "peak_out"]
+__all__ = [
+    "add_moments",
+    "from_nearest",
+    "fused_probit",
+    "mean_cubes",
+    "nearest_mean_cubes",
+    "peak_out",
+]
 
 # Numbers that a CPU works on at a time: what fits its cache need not go through memory again.
 _CACHED = 1 << 19
 
 
 def mean_cubes(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) -> Tensor:
-    r""":math:`\frac1N \sum_i (|h_i - \mu_i| / s_i - c_i)_+^3`, ``(B,)`` in float64.
+    r""":math:`\frac{1}{3N} \sum_i (|h_i - \mu_i| / s_i - c_i)_+^3`, ``(B,)`` in float64.
 
     Args:
         h: ``(B, ...)`` with ``N`` entries in a row.
@@ -45,7 +52,7 @@ def mean_cubes(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) ->
         # overflow need more. No matrix product: its threads would keep the others waiting.
         plain = _distances(rows, mean, scale, offset).pow_(3).flatten(1).mean(1)
         if bool(plain.isfinite().all()):
-            return plain.double()
+            return plain.double() / 3
         return _cubed(_distances(rows, mean, scale, offset))
 
     size = max(1, _CACHED // max(1, h[:1].numel()))
@@ -73,7 +80,7 @@ def peak_out(h: Tensor) -> tuple[Tensor, Tensor]:
 def nearest_mean_cubes(
     products: Tensor, centers: Tensor, halves: Tensor, peak: Tensor | None, offset: Tensor | None
 ) -> Tensor:
-    r"""Mean cube of the distances from the nearest center, ``(B,)`` in float64.
+    """A third of the mean cube of the distances from the nearest center, ``(B,)`` in float64.
 
     Args:
         products: ``(B, N + K)``: rows in the coordinates of the centers, and their products with
@@ -105,6 +112,36 @@ def from_nearest(products: Tensor, centers: Tensor, halves: Tensor, peak: Tensor
     return rows - (centers if peak is None else centers / peak)
 
 
+def fused_probit(
+    mean: Tensor,
+    variance: Tensor,
+    u: Tensor,
+    sigma2: Tensor,
+    temperature: Tensor,
+    calibration: Tensor | None,
+    far: float,
+) -> Tensor | None:
+    """All that follows a pass through the network, as one kernel; ``None`` where there is none.
+
+    Gives what :meth:`rgpr.RGPR.forward` computes otherwise, by forty small operations, whose
+    launches take longer than their work.
+
+    Args:
+        mean: ``(B, C)``, in the dtype of the answer.
+        variance: ``(B, C)`` in float64, the base's.
+        u: ``(B, L)`` in float64.
+        sigma2: ``(L,)`` in float64.
+        temperature: One number in float64.
+        calibration: Likewise, or ``None``.
+        far: The ``u`` of the input beyond which a network may overflow.
+    """
+    kernels = _kernels(u)
+    if kernels is None or not 1 < mean.shape[1] <= kernels.MOST_CLASSES:
+        return None
+    found: Tensor = kernels.probit(mean, variance, u, sigma2, temperature, calibration, far)
+    return found
+
+
 def add_moments(h: Tensor, near: Tensor, total: Tensor, squares: Tensor) -> None:
     """Add the deviations of a batch from ``near``, and their squares, to sums over the rows.
 
@@ -132,8 +169,8 @@ def _distances(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) ->
 
 
 def _cubed(distance: Tensor) -> Tensor:
-    """The mean of cubes over all but the first dimension, in float64."""
-    return distance.double().pow(3).flatten(1).mean(1)
+    """A third of the mean of cubes over all but the first dimension, in float64."""
+    return distance.double().pow(3).flatten(1).mean(1) / 3
 
 
 def _kernels(h: Tensor) -> Any:

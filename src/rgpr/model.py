@@ -14,6 +14,7 @@ from .coordinates import RESIDUALS, ResidualRecipe
 from .data import check_input, check_n_samples, inputs_and_targets, network_dtype_device, one_of
 from .explanation import Explanation
 from .fitting import fit
+from .fused import fused_probit
 from .gaussian import Gaussian, standard_normal, symmetric_normal
 from .hooks import full_precision
 from .posteriors import Posterior, as_posterior
@@ -372,6 +373,11 @@ class RGPR(StableBuffers):
         gaussian, u = self._read(x, self.posterior)
         with full_precision(x):
             gaussian.mean = gaussian.mean.to(x.dtype)
+            if self.likelihood == "classification" and link_approx == "probit":
+                numbers = (self.sigma2, self.temperature, self.calibration)
+                at_once = fused_probit(gaussian.mean, gaussian.variance, u, *numbers, _far(x.dtype))
+                if at_once is not None:
+                    return at_once
             v = self._residual_variance(x, u)
             good = gaussian.mean.isfinite().all(1) & gaussian.variance.isfinite().all(1)
             limit = _at_limit(x, u, v, good)

@@ -138,7 +138,7 @@ class ClassMoments:
         if len(h) == 0:
             return
         h = h.double()
-        ones = h.new_ones(len(h))
+        ones = h.new_ones(()).expand(len(h))
         if self.counts.numel() == 0:
             counts = h.new_zeros(self.classes).index_add_(0, y, ones)[:, None]
             sums = h.new_zeros(self.classes, h.shape[1]).index_add_(0, y, h)
@@ -146,7 +146,10 @@ class ClassMoments:
         deviations = h - self._near[y]
         self.counts.index_add_(0, y, ones)
         self._sums.index_add_(0, y, deviations)
-        self._scatter += self._outer(deviations, deviations)
+        if self.diagonal:
+            self._scatter += deviations.square().sum(0)
+        else:
+            self._scatter.addmm_(deviations.T, deviations)
 
     def merge(self, state: dict[str, Any]) -> None:
         """Take in another's; see :attr:`state`."""

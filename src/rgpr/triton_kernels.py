@@ -1,20 +1,20 @@
 """The operations of :mod:`rgpr.fused` as Triton kernels; only that file calls them."""
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-call,import-untyped"
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call,import-untyped"
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["add_moments", "mean_cubes", "nearest_mean_cubes", "peak_out"]
+__all__ = ["add_moments", "mean_cubes", "nearest_mean_cubes", "peak_out", "probit"]
 
 # Programs that keep a large GPU busy: rows are cut where there are fewer.
 _PROGRAMS = 512
+# A row of so many probabilities fits the registers of one program.
+MOST_CLASSES = 4096
 
 
 def mean_cubes(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) -> Tensor:
@@ -72,6 +72,29 @@ def add_moments(h: Tensor, near: Tensor, total: Tensor, squares: Tensor) -> None
             )
 
 
+def probit(
+    mean: Tensor,
+    variance: Tensor,
+    u: Tensor,
+    sigma2: Tensor,
+    temperature: Tensor,
+    calibration: Tensor | None,
+    far: float,
+) -> Tensor:
+    """See :func:`rgpr.fused.fused_probit`."""
+    rows, classes = mean.shape
+    out = torch.empty_like(mean, memory_format=torch.contiguous_format)
+    if rows:
+        with torch.cuda.device_of(mean):
+            _probit[(rows,)](
+                mean.contiguous(), variance.contiguous(), u.contiguous(), sigma2, temperature,
+                temperature if calibration is None else calibration, out, far, classes, u.shape[1],
+                calibration is not None, triton.next_power_of_2(classes),
+                triton.next_power_of_2(u.shape[1]),
+            )  # fmt: skip
+    return out
+
+
 def _dense(h: Tensor) -> tuple[Tensor, int]:
     """The tensor without gaps, and how many channels lie side by side in it: one if in order."""
     if h.is_contiguous():
@@ -82,19 +105,19 @@ def _dense(h: Tensor) -> tuple[Tensor, int]:
 
 
 @triton.jit
-def _unit(j: Any, n: Any, channels: Any, CHANNELS_LAST: tl.constexpr) -> Any:
+def _unit(j, n, channels, CHANNELS_LAST: tl.constexpr):
     """Where the unit at place ``j`` of a row has its parameters."""
     return (j % channels) * (n // channels) + j // channels if CHANNELS_LAST else j
 
 
 @triton.jit
-def _divided(a: Any, b: Any) -> Any:
+def _divided(a, b):
     """Rounded as torch does: a plain float32 division is not, and an offset is to hold exactly."""
     return a / b if a.dtype == tl.float64 else tl.div_rn(a, b)
 
 
 @triton.jit
-def _above(z: Any, offset: Any) -> Any:
+def _above(z, offset):
     """``(z - offset)_+``; a NaN stays one."""
     z = z - offset
     return tl.where(z < 0, 0, z)
@@ -102,9 +125,9 @@ def _above(z: Any, offset: Any) -> Any:
 
 @triton.jit
 def _mean_cubes(
-    h: Any, mean: Any, scale: Any, offset: Any, out: Any, n: Any, channels: Any,
+    h, mean, scale, offset, out, n, channels,
     OFFSET: tl.constexpr, CHANNELS_LAST: tl.constexpr, BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     total = tl.zeros([BLOCK], tl.float64)
     for start in range(part * BLOCK, n, parts * BLOCK):
@@ -118,13 +141,13 @@ def _mean_cubes(
             z = _above(z, tl.load(offset + unit, inside, 0))
         z = tl.where(inside, z, 0).to(tl.float64)
         total += z * z * z
-    tl.store(out + row * parts + part, tl.sum(total) / n)
+    tl.store(out + row * parts + part, tl.sum(total) / (3 * n))
 
 
 @triton.jit
-def _peak_out(h: Any, divided: Any, peak: Any, n: Any, BLOCK: tl.constexpr) -> None:
+def _peak_out(h, divided, peak, n, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    largest = tl.load(h + row * n) * 0
+    largest = tl.full([], 0, h.dtype.element_ty)
     broken = 0
     for start in range(0, n, BLOCK):
         j = start + tl.arange(0, BLOCK)
@@ -142,9 +165,9 @@ def _peak_out(h: Any, divided: Any, peak: Any, n: Any, BLOCK: tl.constexpr) -> N
 
 @triton.jit
 def _nearest_mean_cubes(
-    products: Any, centers: Any, halves: Any, peak: Any, offset: Any, out: Any, n: Any, k: Any,
+    products, centers, halves, peak, offset, out, n, k,
     OFFSET: tl.constexpr, BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     products += row * (n + k)
     largest = tl.load(peak + row)
@@ -169,15 +192,15 @@ def _nearest_mean_cubes(
         z = tl.where(inside, z, 0).to(tl.float64)
         total += z * z * z
     wide = largest.to(tl.float64)
-    cubes = wide * wide * wide * (tl.sum(total) / n)
+    cubes = wide * wide * wide * (tl.sum(total) / (3 * n))
     tl.store(out + row, tl.where(wide < float("inf"), cubes, wide))
 
 
 @triton.jit
 def _add_moments(
-    h: Any, near: Any, total: Any, squares: Any, rows: Any, n: Any, channels: Any,
+    h, near, total, squares, rows, n, channels,
     CHANNELS_LAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     j = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = j < n
     unit = _unit(j, n, channels, CHANNELS_LAST)
@@ -193,3 +216,70 @@ def _add_moments(
         second += tl.sum(deviation * deviation, 0)
     tl.store(total + unit, tl.load(total + unit, inside, 0) + first, inside)
     tl.store(squares + unit, tl.load(squares + unit, inside, 0) + second, inside)
+
+
+@triton.jit
+def _finite(value):
+    return tl.where(value - value == 0, 1, 0)
+
+
+@triton.jit
+def _infinite(value):
+    return tl.where(tl.abs(value) == float("inf"), 1, 0)
+
+
+@triton.jit
+def _softmax(logits, inside):
+    exponentials = tl.where(
+        inside, tl.exp(logits - tl.max(tl.where(inside, logits, -float("inf")))), 0
+    )
+    return exponentials / tl.sum(exponentials)
+
+
+@triton.jit
+def _probit(
+    mean, variance, u, sigma2, temperature, calibration, out, far, classes, layers,
+    CALIBRATED: tl.constexpr, CLASSES: tl.constexpr, LAYERS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    # The residual's variance, as RGPR._added has it.
+    layer = tl.arange(0, LAYERS)
+    units = tl.load(u + row * layers + layer, layer < layers, 0)
+    scales = tl.load(sigma2 + layer, layer < layers, 0)
+    first = tl.load(u + row * layers)
+    beyond = tl.where(first > far, 1, 0)
+    known = tl.where((1 - _finite(units)) * beyond == 1, float("inf"), units)
+    v = tl.sum(tl.where(scales > 0, known, 0) * scales)
+    v = tl.where(first != first, first, v)
+    # Rows that get the limit, as _at_limit has it.
+    column = tl.arange(0, CLASSES)
+    inside = column < classes
+    m = tl.load(mean + row * classes + column, inside, 0).to(tl.float64)
+    s = tl.load(variance + row * classes + column, inside, 0)
+    outputs = tl.min(_finite(m) * _finite(s))
+    everything = outputs * tl.min(_finite(units))
+    limit = _infinite(first) + outputs * _infinite(v) + (1 - everything) * beyond > 0
+    v = tl.where(limit, 0, v)
+    # rgpr.predictive.probit
+    heat = tl.load(temperature)
+    factor = 0.39269908169872414  # pi / 8
+    p = _softmax(m / tl.sqrt(1 + factor * (s + v)) / heat, inside)
+    if CALIBRATED:  # rgpr.predictive.calibrated
+        base = _softmax(m / tl.sqrt(1 + factor * s) / heat, inside)
+        tiny = 2.2250738585072014e-308
+        guess = tl.log((classes - 1).to(tl.float64))
+        top, winner = tl.max(p, 0, return_indices=True)
+        others = tl.sum(tl.where(column == winner, 0, p))
+        found = tl.log(top) - tl.log(tl.maximum(others, tiny)) + guess
+        stretched = tl.load(calibration) * tl.maximum(found, 0)
+        confidence = 1 / (1 + tl.exp(guess - stretched))
+        top, winner = tl.max(base, 0, return_indices=True)
+        sharper = base * (1 - confidence) / tl.maximum(1 - top, tiny)
+        sharper = tl.where(column == winner, confidence, sharper)
+        even = 1 / classes.to(tl.float64)
+        share = (confidence - even) / tl.maximum(top - even, tiny)
+        flatter = even + (base - even) * tl.minimum(tl.maximum(share, 0), 1)
+        # A NaN in the variance is one in the answer.
+        p = tl.where(confidence > top, sharper, flatter) + (v - v)
+    p = tl.where(limit, 1 / classes.to(tl.float64), p)
+    tl.store(out + row * classes + column, p.to(out.dtype.element_ty), inside)

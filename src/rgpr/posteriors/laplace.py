@@ -28,6 +28,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from ..fused import peak_out
 from ..gaussian import DenseGaussian, DiagonalGaussian, Gaussian, standard_normal
 from ..hooks import at_least_float32, full_precision, plain_module, watching
 from .base import Posterior, register_posterior
@@ -57,6 +58,7 @@ class LastLayerLaplace(Posterior):
     out_basis: Tensor
     spectrum: Tensor
     marginal: Tensor
+    marginal_bias: Tensor | None
     bias_root: Tensor
     weight: Tensor
     bias: Tensor
@@ -77,9 +79,19 @@ class LastLayerLaplace(Posterior):
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor.detach().clone(memory_format=torch.contiguous_format))
         if structure == "kron":
-            # The diagonal of V directly: one product instead of two.
-            marginal = self.spectrum @ self.out_basis.square().T
-            self.register_buffer("marginal", marginal, persistent=False)
+            self._derive()
+
+    def _derive(self) -> None:
+        """The diagonal of V directly: one product instead of two."""
+        marginal = self.spectrum @ self.out_basis.square().T
+        self.register_buffer("marginal", marginal, persistent=False)
+        bias = self.bias_root.double().square().sum(1) if self._has_bias else None
+        self.register_buffer("marginal_bias", bias, persistent=False)
+
+    def _load_from_state_dict(self, *arguments):  # type: ignore[no-untyped-def]
+        super()._load_from_state_dict(*arguments)
+        if self.structure == "kron":
+            self._derive()
 
     def forward(self, x: Tensor) -> Gaussian:
         mean, features = self._point_and_features(x)
@@ -87,10 +99,8 @@ class LastLayerLaplace(Posterior):
             return self._gaussian(mean, features)
 
     def _gaussian(self, mean: Tensor, features: Tensor) -> Gaussian:
-        features = features.to(at_least_float32(features.dtype))
-        peak = features.detach().abs().amax(1, keepdim=True)
-        peak = torch.where((peak > 0) & (peak < torch.inf), peak, 1.0)
-        features = (features / peak).to(next(self.buffers(recurse=False)).dtype)
+        features, peak = peak_out(features.to(at_least_float32(features.dtype)))
+        features = features.to(next(self.buffers(recurse=False)).dtype)
         if self.structure == "kron":
             squares = (features @ self.in_basis).square()
             return _KroneckerGaussian(mean, squares, peak.double().square(), self)
@@ -109,7 +119,7 @@ class LastLayerLaplace(Posterior):
         features = self._point_and_features(x)[1].double()
         if self.structure == "kron":
             features, weights = features @ self.in_basis.double(), self.marginal.double()
-            bias = self.bias_root.double().square().sum(1) if self._has_bias else None
+            bias = self.marginal_bias
         elif self.structure == "diag":
             weights, bias = self.weight.double(), self.bias.double() if self._has_bias else None
         else:
@@ -155,7 +165,6 @@ class _KroneckerGaussian(Gaussian):
         self, mean: Tensor, squares: Tensor, scale: Tensor, head: LastLayerLaplace
     ) -> None:
         self.mean, self._squares, self._scale, self._head = mean, squares, scale, head
-        self._bias_root = head.bias_root.double() if head._has_bias else None
 
     def _weighted(self, weights: Tensor) -> Tensor:
         with full_precision(weights):
@@ -167,33 +176,31 @@ class _KroneckerGaussian(Gaussian):
 
     @cached_property  # a prediction looks at it twice: to check it, and to use it
     def variance(self) -> Tensor:
-        variance = self._weighted(self._head.marginal)
-        if self._bias_root is not None:
-            variance = variance + self._bias_root.square().sum(1)
-        return variance
+        variance, bias = self._weighted(self._head.marginal), self._head.marginal_bias
+        return variance if bias is None else variance + bias
+
+    @property
+    def _bias_root(self) -> Tensor | None:
+        return self._head.bias_root.double() if self._head._has_bias else None
 
     @property
     def row_sums(self) -> Tensor:
-        basis = self._head.out_basis.double()
+        basis, root = self._head.out_basis.double(), self._bias_root
         sums = (self._eigenvalues * basis.sum(0)) @ basis.T
-        if self._bias_root is not None:
-            sums = sums + self._bias_root @ self._bias_root.sum(0)
-        return sums
+        return sums if root is None else sums + root @ root.sum(0)
 
     @property
     def covariance(self) -> Tensor:
-        basis = self._head.out_basis.double()
+        basis, root = self._head.out_basis.double(), self._bias_root
         covariance = (basis * self._eigenvalues[:, None, :]) @ basis.T
-        if self._bias_root is not None:
-            covariance = covariance + self._bias_root @ self._bias_root.T
-        return covariance
+        return covariance if root is None else covariance + root @ root.T
 
     def noise(self, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
-        shape = (n_samples, *self.mean.shape)
+        shape, root = (n_samples, *self.mean.shape), self._bias_root
         epsilon = standard_normal(shape, self.mean, generator)
         noise = (self._eigenvalues.sqrt() * epsilon) @ self._head.out_basis.double().T
-        if self._bias_root is not None:
-            noise = noise + standard_normal(shape, self.mean, generator) @ self._bias_root.T
+        if root is not None:
+            noise = noise + standard_normal(shape, self.mean, generator) @ root.T
         return noise
 
 

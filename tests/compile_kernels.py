@@ -1,0 +1,44 @@
+"""Compile every Triton kernel for a GPU of the given capability, for each dtype it takes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from rgpr import triton_kernels as kernels
+
+
+def build(kernel: Any, *types: str, **constants: Any) -> None:
+    names = kernel.arg_names
+    signature = dict(zip(names, (*types, *["constexpr"] * len(constants)), strict=True))
+    fixed = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=fixed)
+    binary = triton.compile(source, target=GPUTarget("cuda", int(sys.argv[1]), 32))
+    assert binary.asm["cubin"]
+    print("compiled", kernel.__name__, types)
+
+
+wide = "*fp64"
+for dtype in ("*fp32", "*bf16", "*fp16", "*fp64"):
+    own = wide if dtype == wide else "*fp32"
+    build(
+        kernels._mean_cubes, dtype, own, own, own, wide, "i32", "i32",
+        OFFSET=True, CHANNELS_LAST=True, BLOCK=1024,
+    )  # fmt: skip
+    build(
+        kernels._add_moments, dtype, own, wide, wide, "i32", "i32", "i32",
+        CHANNELS_LAST=True, ROWS=32, COLUMNS=64,
+    )  # fmt: skip
+    build(
+        kernels._probit, dtype, wide, wide, wide, wide, wide, dtype, "fp32", "i32", "i32",
+        CALIBRATED=True, CLASSES=16, LAYERS=4,
+    )  # fmt: skip
+for own in ("*fp32", wide):
+    build(kernels._peak_out, own, own, own, "i32", BLOCK=512)
+build(
+    kernels._nearest_mean_cubes, *["*fp32"] * 5, wide, "i32", "i32", OFFSET=True, BLOCK=512
+)  # fmt: skip
