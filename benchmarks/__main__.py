@@ -42,10 +42,12 @@ def main() -> None:
             continue
         benchmark = import_module(f".{name}", __package__)
         print(f"\n{benchmark.__doc__.strip()}", flush=True)
-        results[name] = benchmark.run(options.device)
-        show(results[name])
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(results, indent=1) + "\n")
+        results[name] = {}
+        for case, result in benchmark.run(options.device):
+            results[name][case] = result
+            show(case, result)
+            with replacing(path) as temporary:
+                temporary.write_text(json.dumps(results, indent=1) + "\n")
     picture = draw(results, options.out / f"{options.device}.png")
     print(f"\nwritten to {path.resolve()}" + (f" and {picture.resolve()}" if picture else ""))
 
@@ -70,23 +72,23 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def show(results: dict[str, Any]) -> None:
-    """Print one benchmark: the contestants of each case, or exponents of growth."""
-    for case, contestants in results.items():
-        print(f"  {case}")
-        if "exponents" in contestants:
-            for name, exponent in contestants["exponents"].items():
-                times = [r[name]["seconds"] * 1e3 for r in contestants["sizes"].values()]
-                shown = "  ".join(f"{t:.2f}" for t in times)
-                print(f"    {name:15}exponent {exponent:.2f}   ms: {shown}")
-            continue
-        for name, r in contestants.items():
-            memory = f"   {r['memory'] / 2**20:>8.0f} MiB" if "memory" in r else ""
-            floor = f"   floor {1 + r['floor'] / r['seconds']:.3f} x" if "floor" in r else ""
-            print(
-                f"    {name:36}{r['seconds'] * 1e3:>11.3f} ms   {r['ratio']:>8.3f} x   "
-                f"spread {r['spread']:>4.0%}{memory}{floor}"
-            )
+def show(case: str, result: dict[str, Any]) -> None:
+    """Print one case: its contestants, or exponents of growth."""
+    print(f"  {case}")
+    if "exponents" in result:
+        for name, exponent in result["exponents"].items():
+            times = [r[name]["seconds"] * 1e3 for r in result["sizes"].values()]
+            shown = "  ".join(f"{t:.2f}" for t in times)
+            print(f"    {name:15}exponent {exponent:.2f}   ms: {shown}", flush=True)
+        return
+    for name, r in result.items():
+        memory = f"   {r['memory'] / 2**20:>8.0f} MiB" if "memory" in r else ""
+        floor = f"   floor {1 + r['floor'] / r['seconds']:.3f} x" if "floor" in r else ""
+        print(
+            f"    {name:36}{r['seconds'] * 1e3:>11.3f} ms   {r['ratio']:>8.3f} x   "
+            f"spread {r['spread']:>4.0%}{memory}{floor}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

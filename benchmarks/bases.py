@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -82,22 +82,15 @@ BASES: dict[str, Callable[[nn.Module], Posterior]] = {
 
 
 @torch.no_grad()
-def run(device: str) -> dict[str, Any]:
+def run(device: str) -> Iterator[tuple[str, Any]]:
     torch.manual_seed(0)
     network = lenet().eval()
     x = torch.rand(256, 1, 28, 28)
     zero = torch.zeros(256, dtype=torch.float64)
-    results: dict[str, Any] = {}
     for name, build in BASES.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             posterior = build(network).eval()
             model = RGPR(posterior).fit([x])
-        results[name] = race(
-            {
-                "plain": lambda p=posterior: probit(p(x), zero),
-                "RGPR": lambda m=model: m(x),
-            },
-            rounds=11,
-        )
-    return results
+        runs = {"plain": lambda p=posterior: probit(p(x), zero), "RGPR": lambda m=model: m(x)}
+        yield name, race(runs, rounds=11)

@@ -6,7 +6,7 @@ fixed no longer counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,8 +27,7 @@ SIZES = {
 
 
 @torch.no_grad()
-def run(device: str) -> dict[str, Any]:
-    results: dict[str, Any] = {}
+def run(device: str) -> Iterator[tuple[str, Any]]:
     for axis, sizes in SIZES.items():
         points = {}
         for size in sizes:
@@ -39,8 +38,7 @@ def run(device: str) -> dict[str, Any]:
             name: slope(half, [points[size][name]["seconds"] for size in half])
             for name in points[sizes[0]]
         }
-        results[axis] = {"sizes": points, "exponents": exponents}
-    return results
+        yield axis, {"sizes": points, "exponents": exponents}
 
 
 def _predict(network: nn.Module, x: torch.Tensor, base: Any = None) -> dict[str, Callable[[], Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -28,20 +28,17 @@ ROOM = {"cpu": 2 << 30, "cuda": 24 << 30}
 
 
 @torch.no_grad()
-def run(device: str) -> dict[str, Any]:
-    results: dict[str, Any] = {}
-    for name in NETWORKS:
+def run(device: str) -> Iterator[tuple[str, Any]]:
+    for name in reversed(NETWORKS):
         for dtype in DTYPES[device]:
-            results |= _network(name, dtype, device)
+            yield from _network(name, dtype, device)
     sizes = [(100, 512), (250, 1024)] if device == "cpu" else [(100, 512), (1000, 2048)]
     for classes, features in sizes:
-        results[f"head, {classes} classes, {features} features, batch 32"] = closed_form(
-            classes, features, device
-        )
-    return results
+        case = f"head, {classes} classes, {features} features, batch 32"
+        yield case, closed_form(classes, features, device)
 
 
-def _network(name: str, dtype: torch.dtype, device: str) -> dict[str, Any]:
+def _network(name: str, dtype: torch.dtype, device: str) -> Iterator[tuple[str, Any]]:
     network, shape = made(name, device)
     x = torch.randn(512, *shape, device=device)
     la = laplace(network, x)
@@ -56,8 +53,7 @@ def _network(name: str, dtype: torch.dtype, device: str) -> dict[str, Any]:
     compiled_network = torch.compile(copy.deepcopy(network), **options)
     compiled = copy.deepcopy(model)
     compiled.compile(**options)
-    results = {}
-    for batch in BATCHES[device]:
+    for batch in reversed(BATCHES[device]):
         b = x[:batch].contiguous()
         z = zero[:batch]
         rows: dict[str, Callable[[], Any]] = {"network": lambda b=b: network(b)}
@@ -66,16 +62,19 @@ def _network(name: str, dtype: torch.dtype, device: str) -> dict[str, Any]:
         rows["LLL"] = lambda b=b, z=z: probit(posterior(b), z)
         rows["LLL + RGPR"] = lambda b=b: model(b)
         case = f"{name}, {kind}, batch {batch}"
-        results[f"{case}, eager"] = race(rows, device=device)
-        results[f"{case}, eager"]["network"] |= _floor(network, model, b, device)
-        results[f"{case}, compiled"] = race(
-            {
-                "network": lambda b=b: compiled_network(b),
-                "LLL + RGPR": lambda b=b: compiled(b),
-            },
-            device=device,
+        result = race(rows, device=device)
+        result["network"] |= _floor(network, model, b, device)
+        yield f"{case}, eager", result
+        yield (
+            f"{case}, compiled",
+            race(
+                {
+                    "network": lambda b=b: compiled_network(b),
+                    "LLL + RGPR": lambda b=b: compiled(b),
+                },
+                device=device,
+            ),
         )
-    return results
 
 
 def _floor(network: nn.Module, model: RGPR, x: Tensor, device: str) -> dict[str, float]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from .timing import race
 
 
-def run(device: str) -> dict[str, Any]:
+def run(device: str) -> Iterator[tuple[str, Any]]:
     def importing(what: str) -> Any:
         return lambda: subprocess.run([sys.executable, "-c", f"import {what}"], check=True)
 
-    return {"import": race({name: importing(name) for name in ("torch", "rgpr")}, rounds=5)}
+    yield "import", race({name: importing(name) for name in ("torch", "rgpr")}, rounds=5)

@@ -13,6 +13,8 @@ import torch
 
 # One measurement repeats a short call until it takes so long.
 _LEAST = 0.02
+# What takes longer than this is warm after one call.
+_SLOW = 10.0
 
 
 def race(
@@ -26,7 +28,7 @@ def race(
 
     Args:
         contestants: What to call; the first is what the others are compared with.
-        rounds: At most so many, and at least two.
+        rounds: At most so many.
         device: Whose work to wait for, and whose memory to watch.
         seconds: No new round begins after so long.
 
@@ -49,14 +51,18 @@ def race(
 
     repeats, memory = {}, {}
     for name, run in contestants.items():
-        if measure(run, 1) < 1:
-            measure(run, 2)  # compilers, caches
+        started = time.perf_counter()
+        memory[name] = _memory(run) if cuda else run()
+        if time.perf_counter() - started > _SLOW:
+            repeats[name] = 1
+            continue
+        measure(run, 2)  # compilers, caches
         memory[name] = _memory(run) if cuda else None
         repeats[name] = max(1, math.ceil(_LEAST / max(measure(run, 1), 1e-7)))
     times: dict[str, list[float]] = {name: [] for name in contestants}
     began = time.perf_counter()
     for number in range(rounds):
-        if number >= 2 and time.perf_counter() - began > seconds:
+        if number >= 1 and time.perf_counter() - began > seconds:
             break
         for name, run in contestants.items():
             times[name].append(measure(run, repeats[name]))
@@ -64,13 +70,13 @@ def race(
     results = {}
     for name, taken in times.items():
         median = statistics.median(taken)
-        low, _, high = statistics.quantiles(taken, n=4)
+        low, _, high = statistics.quantiles(taken, n=4) if len(taken) > 1 else [median] * 3
         results[name] = {
             "seconds": median,
             "spread": (high - low) / median,
             "ratio": statistics.median(t / f for t, f in zip(taken, first, strict=True)),
         }
-        if memory[name] is not None:
+        if cuda:
             results[name]["memory"] = memory[name]
     return results
 

@@ -55,6 +55,8 @@ __all__ = [
 
 # Bytes of rows that are kept to find a quantile of the coordinates.
 _KEPT = 1 << 26
+# Bytes of reduced batches that wait to be taken in together.
+_TOGETHER = 1 << 24
 # A covariance is formed of so many units at most; of more, the variances alone.
 _WIDEST = 4096
 
@@ -352,6 +354,7 @@ class Collector:
         self.classes: ClassMoments | None = None
         self.rows: Reservoir | None = None
         self.dtype = torch.float32
+        self._waiting: list[tuple[Tensor, Tensor]] = []
 
     @property
     def needs_classes(self) -> bool:
@@ -379,6 +382,7 @@ class Collector:
     @property
     def state(self) -> dict[str, Any]:
         """All there is to know of the data seen."""
+        self._settle()
         classes, rows = self.classes, self.rows
         return {
             "dtype": self.dtype,
@@ -399,8 +403,12 @@ class Collector:
             if self.classes is None:
                 count, wide = classes if self.needs_classes else 1, h.shape[1] > _WIDEST
                 self.classes = ClassMoments(count, diagonal=wide)
-            labels = torch.zeros(len(h), dtype=torch.long, device=h.device)
-            self.classes.update(h, y if y is not None and self.needs_classes else labels)
+            if y is None or not self.needs_classes:
+                y = torch.zeros(len(h), dtype=torch.long, device=h.device)
+            self._waiting.append((h, y))
+            # Many small batches are taken in as one: on a GPU each would be mostly waiting.
+            if sum(part.nbytes for part, _ in self._waiting) > _TOGETHER:
+                self._settle()
         if self.strategy.offset is not None and not exact:
             if self.rows is None:
                 size = h[:1].numel() * h.element_size()
@@ -411,11 +419,20 @@ class Collector:
     @property
     def total(self) -> Tensor:
         """A number that is not finite if anything that came in was not."""
+        self._settle()
         return self.moments.total if self.classes is None else self.classes.total
+
+    def _settle(self) -> None:
+        if self._waiting and self.classes is not None:
+            parts = self._waiting
+            h, y = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+            self.classes.update(h, y)
+            self._waiting = []
 
     def finish(self) -> Coordinates:
         """The map, with its offsets."""
         strategy, r, dtype = self.strategy, self.r, self.dtype
+        self._settle()
         coordinates: Coordinates
         if self.classes is None:
             moments = self.moments

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ __all__ = [
     "row_keys",
 ]
 
+# On a GPU, where sorting is mostly waiting, so many times the rows are gathered before it.
+_LAZY = 8
 # Entries of a row that go into its key.
 _KEYED = 256
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -167,7 +170,7 @@ class Reservoir:
         if len(keys):
             self._parts.append((keys, *(t.clone() for t in rows)))
             self._waiting += len(keys)
-        if self._waiting >= self.size:
+        if self._waiting >= self.size * (_LAZY if keys.is_cuda else 1):
             self._settle()
 
     def _settle(self) -> None:
@@ -202,7 +205,7 @@ def _key_of(width: int, device: torch.device) -> tuple[Tensor | None, Tensor]:
 
 def network_dtype_device(network: nn.Module) -> tuple[torch.dtype | None, torch.device | None]:
     """What the network computes in; ``(None, None)`` for one without floating-point tensors."""
-    for tensor in (*network.parameters(), *network.buffers()):
+    for tensor in chain(network.parameters(), network.buffers()):  # usually the very first
         if tensor.is_floating_point():
             return tensor.dtype, tensor.device
     return None, None
