@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -120,3 +121,43 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     la.fit(DataLoader(TensorDataset(*blobs()), batch_size=40))
     with pytest.raises(TypeError, match="LaplacePosterior predicts through an object"):
         export.program(rgpr.RGPR(la).fit([x]), x)
+
+
+def test_compiled_in_place() -> None:
+    """One graph for the first size of a batch, one for all others, made anew when needed."""
+    model = adaptive()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    network, x = model.posterior.network.train(), torch.cat([blobs()[0], 1e9 * blobs()[0][:5]])
+    expected = model(x)
+    model.compile(backend="aot_eager", fullgraph=True)
+    assert model.calibration is not None
+    for rows in (len(x), 7, 1, len(x), 12):
+        torch.testing.assert_close(model(x[:rows]), expected[:rows], rtol=1e-5, atol=1e-6)
+    assert network.training
+    model.sigma2 = 3 * model.sigma2
+    changed = model(x)
+    assert (changed - expected).abs().max() > 1e-3
+    torch.testing.assert_close(changed, model.forward(x), rtol=1e-5, atol=1e-6)
+    # What the graph does not hold goes the usual way, and so do copies.
+    bridged = model(x, link_approx="bridge")
+    torch.testing.assert_close(bridged, model.forward(x, link_approx="bridge"))
+    torch.testing.assert_close(copy.deepcopy(model)(x), changed, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="fitted on inputs of shape"):
+        model(x[:, :2])
+
+
+def test_compiled_calls_still_have_gradients() -> None:
+    model = rgpr.RGPR(mlp()).fit([blobs()[0]])
+    model.compile(backend="aot_eager")
+    x = blobs()[0][:3].requires_grad_()
+    model(x).amax(1).sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
+def test_what_cannot_be_compiled_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="not fitted"):
+        rgpr.RGPR(mlp()).compile()
+    with pytest.raises(TypeError, match="nan='raise'"):
+        rgpr.RGPR(mlp(), nan="raise").fit([blobs()[0]]).compile()

@@ -56,7 +56,7 @@ __all__ = [
 # Bytes of rows that are kept to find a quantile of the coordinates.
 _KEPT = 1 << 26
 # Bytes of reduced batches that wait to be taken in together.
-_TOGETHER = 1 << 24
+_TOGETHER = 1 << 22
 # A covariance is formed of so many units at most; of more, the variances alone.
 _WIDEST = 4096
 

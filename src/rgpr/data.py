@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 # On a GPU, where sorting is mostly waiting, so many times the rows are gathered before it.
-_LAZY = 8
+_LAZY = 4
 # Entries of a row that go into its key.
 _KEYED = 256
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

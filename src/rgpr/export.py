@@ -32,12 +32,13 @@ class _Predict(nn.Module):
         return self.model.forward(x)  # and not a compiled call
 
 
-def program(model: RGPR, example: Tensor) -> torch.export.ExportedProgram:
-    """The model as a ``torch.export`` program, for any batch size.
+def program(model: RGPR, example: Tensor, *, dynamic: bool = True) -> torch.export.ExportedProgram:
+    """The model as a ``torch.export`` program.
 
     Args:
         model: A fitted model.
         example: An input batch; its values do not matter.
+        dynamic: For any batch size, instead of that of the example alone.
 
     Raises:
         RuntimeError: The model was not fitted.
@@ -45,7 +46,7 @@ def program(model: RGPR, example: Tensor) -> torch.export.ExportedProgram:
     """
     model._fitted()
     _check(model)
-    if len(example) < 2:
+    if len(example) < 2 and dynamic:
         # A batch of one would be taken for a constant.
         example = torch.cat([example, example])
     # On a GPU some operations take no more than 65535 rows, and a named dimension would be refused.
@@ -57,7 +58,7 @@ def program(model: RGPR, example: Tensor) -> torch.export.ExportedProgram:
             return torch.export.export(
                 module.eval(),
                 (example.detach(),),
-                dynamic_shapes={"x": {0: batch}},
+                dynamic_shapes={"x": {0: batch}} if dynamic else None,
                 strict=False,
             )
     finally:
@@ -108,7 +109,7 @@ class CompiledCall:
         model._fitted()
         _check(model)
         self._model, self._options = model, options
-        self._graph: Any = None
+        self._graphs: dict[int | None, Any] = {}
         self._made_of: int | None = None
 
     def __call__(self, x: Tensor, **options: Any) -> Any:
@@ -117,9 +118,13 @@ class CompiledCall:
             return model._call_impl(x, **options)  # type: ignore[no-untyped-call]
         check_input(x, model.posterior.network, model._input_shape)
         if self._made_of != model._changes:
-            self._graph = torch.compile(program(model, x).module(), **self._options)
-            self._made_of = model._changes
-        return self._graph(x)
+            self._graphs, self._made_of = {}, model._changes
+        # As torch.compile does: a graph for the first size of a batch, and one for all others.
+        size = len(x) if not self._graphs or len(x) in self._graphs else None
+        if size not in self._graphs:
+            graph = program(model, x, dynamic=size is None).module()
+            self._graphs[size] = torch.compile(graph, **self._options)
+        return self._graphs[size](x)
 
 
 def _check(model: RGPR) -> None:

@@ -17,6 +17,9 @@ from .hooks import at_least_float32
 
 __all__ = ["ClassMoments", "Moments", "StableBuffers"]
 
+# Classes up to which their sums are a product with a matrix of ones and zeros.
+_FEW = 64
+
 
 class StableBuffers(nn.Module):
     """A module whose own buffers follow ``.to(device)`` but keep their dtype.
@@ -138,14 +141,14 @@ class ClassMoments:
         if len(h) == 0:
             return
         h = h.double()
-        ones = h.new_ones(()).expand(len(h))
         if self.counts.numel() == 0:
-            counts = h.new_zeros(self.classes).index_add_(0, y, ones)[:, None]
-            sums = h.new_zeros(self.classes, h.shape[1]).index_add_(0, y, h)
-            self._start(torch.where(counts > 0, sums / counts.clamp_min(1), h.mean(0)))
+            counts, sums = self._by_class(h, y)
+            means = sums / counts.clamp_min(1)[:, None]
+            self._start(torch.where(counts[:, None] > 0, means, h.mean(0)))
         deviations = h - self._near[y]
-        self.counts.index_add_(0, y, ones)
-        self._sums.index_add_(0, y, deviations)
+        counts, sums = self._by_class(deviations, y)
+        self.counts += counts
+        self._sums += sums
         if self.diagonal:
             self._scatter += deviations.square().sum(0)
         else:
@@ -174,6 +177,15 @@ class ClassMoments:
         self.counts = near.new_zeros(self.classes)
         width = near.shape[1]
         self._scatter = near.new_zeros(width if self.diagonal else (width, width))
+
+    def _by_class(self, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """How many rows each class has, ``(C,)``, and their sum, ``(C, D)``."""
+        if self.classes <= _FEW:
+            # Adding many rows to few places is what a GPU is slowest at.
+            members = (torch.arange(self.classes, device=y.device)[:, None] == y).to(h.dtype)
+            return members.sum(1), members @ h
+        counts = h.new_zeros(self.classes).index_add_(0, y, h.new_ones(()).expand(len(h)))
+        return counts, h.new_zeros(self.classes, h.shape[1]).index_add_(0, y, h)
 
     def _outer(self, a: Tensor, b: Tensor) -> Tensor:
         return (a * b).sum(0) if self.diagonal else a.T @ b
