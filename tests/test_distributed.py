@@ -6,20 +6,25 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from laplace import Laplace
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
 import rgpr
 from networks import blobs, mlp
+from rgpr.distributed import merge_laplace
 
 SCRIPT = """
 import os, sys
 import torch
 from torch import distributed
 sys.path.insert(0, {tests!r})
-from test_distributed import data, build, options
+from test_distributed import data, build, laplace, options
+from rgpr.distributed import merge_laplace
 rank = int(os.environ["RANK"])
 distributed.init_process_group("gloo", init_method="file://{store}", rank=rank, world_size=2)
 import rgpr, warnings
@@ -32,7 +37,13 @@ cut = len(x) if case == "empty" else 31
 mine = slice(0, cut) if rank == 0 else slice(cut, None)
 train = [(a, b) for a, b in zip(x[mine].split(7), y[mine].split(7))]
 try:
-    model = build(case).fit(train)
+    if case in ("kron", "diag", "full"):
+        la = merge_laplace(laplace(case, x[mine], y[mine]))
+        assert la.n_data == len(x)
+        model = rgpr.RGPR(la)
+    else:
+        model = build(case)
+    model.fit(train)
     v_mine = slice(0, 50) if rank == 0 else slice(50, None)
     o_mine = slice(0, 11) if rank == 0 else slice(11, None)
     model.tune([(v[v_mine], w[v_mine])], ood=[out[o_mine]], **options)
@@ -57,6 +68,13 @@ def build(case: str) -> rgpr.RGPR:
         input=rgpr.Strategy(offset=1.0), hidden=rgpr.Strategy("prototypes", "pooled")
     )
     return rgpr.RGPR(mlp(), residual=recipe if case == "offset" else "adaptive")
+
+
+def laplace(structure: str, x: Tensor, y: Tensor) -> Any:
+    torch.manual_seed(1)
+    la = Laplace(mlp(), "classification", "last_layer", structure)
+    la.fit(DataLoader(TensorDataset(x, y), batch_size=13))
+    return la
 
 
 def two_processes(case: str, folder: Path) -> list[tuple[int, str]]:
@@ -88,6 +106,22 @@ def test_two_processes_give_the_model_of_one(case: str, tmp_path: Path) -> None:
     assert torch.equal(models[0](points), models[1](points))  # to the last bit
     # Scales of a flat optimum move with the last digits of the sums; predictions do not.
     torch.testing.assert_close(models[0].sigma2, alone.sigma2, rtol=1e-2, atol=1e-12)
+    torch.testing.assert_close(models[0](points), alone(points).detach(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("structure", ["kron", "diag", "full"])
+def test_laplace_of_two_shards_is_that_of_all_data(structure: str, tmp_path: Path) -> None:
+    (x, y), validation, out = data()
+    la = laplace(structure, x, y)
+    assert merge_laplace(la) is la
+    alone = rgpr.RGPR(la).fit([(x, y)])
+    alone.tune([validation], ood=[out], **options)
+    results = two_processes(structure, tmp_path)
+    assert [code for code, _ in results] == [0, 0], results
+    models = [rgpr.load(tmp_path / f"store.{rank}.safetensors", mlp()) for rank in range(2)]
+    points = torch.cat([x, 5 * x])
+    assert torch.equal(models[0](points), models[1](points))
     torch.testing.assert_close(models[0](points), alone(points).detach(), rtol=0, atol=1e-6)
 
 

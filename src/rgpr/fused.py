@@ -73,7 +73,7 @@ def peak_out(h: Tensor) -> tuple[Tensor, Tensor]:
     kernels = _kernels(h)
     if kernels is not None:
         return kernels.peak_out(h)  # type: ignore[no-any-return]
-    peak = torch.linalg.vector_norm(h.detach(), torch.inf, 1, keepdim=True).clamp_min(1)
+    peak = h.detach().abs().amax(1, keepdim=True).clamp_min(1)
     return h / peak, peak
 
 
