@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: run all or some, print the ratios, write JSON and a picture."""
+"""``python -m benchmarks``: run all or some, print ratios, write JSON, tables and a picture."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import torch
 from rgpr.storage import replacing
 
 from .picture import draw
+from .table import markdown
 
 NAMES = ("prediction", "fitting", "growth", "gram", "startup", "bases", "tuning")
 CPU_ONLY = ("bases", "tuning")
@@ -48,8 +49,10 @@ def main() -> None:
             show(case, result)
             with replacing(path) as temporary:
                 temporary.write_text(json.dumps(results, indent=1) + "\n")
-    picture = draw(results, options.out / f"{options.device}.png")
-    print(f"\nwritten to {path.resolve()}" + (f" and {picture.resolve()}" if picture else ""))
+    with replacing(path.with_suffix(".md")) as temporary:
+        temporary.write_text(markdown(results))
+    draw(results, path.with_suffix(".png"))
+    print(f"\nwritten to {path.resolve()}, with tables (.md) and a picture (.png) beside it")
 
 
 def machine(device: str) -> dict[str, Any]:

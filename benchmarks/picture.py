@@ -8,12 +8,12 @@ from typing import Any
 from rgpr.storage import replacing
 
 
-def draw(results: dict[str, Any], path: Path) -> Path | None:
+def draw(results: dict[str, Any], path: Path) -> None:
     """Bars of ratios to the bare network or pass, and seconds against sizes."""
     bars = _ratios(results)
     growth = results.get("growth", {})
     if not bars and not growth:
-        return None
+        return
     import matplotlib
 
     matplotlib.use("Agg")
@@ -29,7 +29,12 @@ def draw(results: dict[str, Any], path: Path) -> Path | None:
     top.axvline(1, color="0.3", lw=1)
     for place, value in enumerate(values):
         top.text(value, place, f" {value:.2f}", va="center", fontsize=7)
-    top.set_xlim(0.8, max(1.6, min(4.0, max(values, default=1) * 1.1)))
+    top.set_xscale("log")
+    top.set_xlim(0.9, 1.3 * max(values, default=1))
+    ticks = [t for t in (1, 1.15, 1.5, 2, 3, 5, 10, 20) if t < 1.3 * max(values, default=1)]
+    top.set_xticks(ticks, [f"{t:g}" for t in ticks])
+    top.set_xticks([], minor=True)
+    top.margins(y=0.01)
     top.tick_params(labelsize=7)
     machine = results["machine"]
     top.set_title(
@@ -52,7 +57,6 @@ def draw(results: dict[str, Any], path: Path) -> Path | None:
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", bbox_inches="tight")
     plt.close(figure)
-    return path
 
 
 def _ratios(results: dict[str, Any]) -> list[tuple[str, float]]:

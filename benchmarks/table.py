@@ -1,0 +1,56 @@
+"""The results as Markdown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """All tables: what was measured, on what, and when."""
+    machine = results["machine"]
+    parts = [
+        f"Measured on {machine['date']}: {machine['device']}, {machine['cores']} cores, "
+        f"{machine['threads']} threads, torch {machine['torch']}, Python {machine['python']}. "
+        "Medians of alternating rounds; after ± the interquartile range over the median."
+    ]
+    for name, cases in results.items():
+        if name == "growth":
+            parts.append(_growth(cases))
+        elif name != "machine":
+            parts.append(_cases(name, cases))
+    return "\n\n".join(parts) + "\n"
+
+
+def _cases(name: str, cases: dict[str, Any]) -> str:
+    memory = any("memory" in r for case in cases.values() for r in case.values())
+    head = [name, "", "ms", "x"] + (["MiB"] if memory else [])
+    lines = [_row(head), "|---" * len(head) + "|"]
+    for case, contestants in cases.items():
+        for number, (contestant, r) in enumerate(contestants.items()):
+            time = f"{_short(r['seconds'] * 1e3)} ± {r['spread']:.0%}"
+            cells = ["" if number else case, contestant, time, f"{r['ratio']:.3f}"]
+            if memory:
+                cells.append(f"{r['memory'] / 2**20:.0f}" if "memory" in r else "")
+            if "floor" in r:
+                cells[3] += f" (floor {1 + r['floor'] / r['seconds']:.3f})"
+            lines.append(_row(cells))
+    return "\n".join(lines)
+
+
+def _growth(axes: dict[str, Any]) -> str:
+    lines = [_row(["growth with", "of", "exponent", "ms"]), "|---|---|---|---|"]
+    for axis, content in axes.items():
+        sizes = list(content["sizes"])
+        for name, exponent in content["exponents"].items():
+            times = [_short(r[name]["seconds"] * 1e3) for r in content["sizes"].values()]
+            pairs = ", ".join(f"{size}: {t}" for size, t in zip(sizes, times, strict=True))
+            lines.append(_row([axis, name, f"{exponent:.2f}", pairs]))
+    return "\n".join(lines)
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
