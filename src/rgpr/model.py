@@ -370,7 +370,17 @@ class RGPR(StableBuffers):
             if self.calibration is not None:
                 mixed = calibrated(mixed, monte_carlo(alone), self.calibration, n_samples)
             return _set_limit(mixed, limit).to(x.dtype)
-        gaussian, u = self._read(x, self.posterior)
+        return self._answer(x, *self._read(x, self.posterior), link_approx, diagonal_output)
+
+    def _answer(
+        self,
+        x: Tensor,
+        gaussian: Gaussian,
+        u: Tensor,
+        link_approx: str = "probit",
+        diagonal_output: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """What :meth:`forward` returns, from what one pass through the network gave."""
         with full_precision(x):
             gaussian.mean = gaussian.mean.to(x.dtype)
             if self.likelihood == "classification" and link_approx == "probit":
@@ -424,9 +434,10 @@ class RGPR(StableBuffers):
     def explain(self, x: Tensor) -> Explanation:
         """Which representation contributed how much to ``v(x)``; ``print`` it."""
         with torch.no_grad():
-            added = self._added(x, self._read(x, self.posterior.network)[1])
-            classifier = self.likelihood == "classification"
-            return Explanation(self.layers, added, self._score(x) if classifier else None)
+            gaussian, u = self._read(x, self.posterior)
+            answer = self._answer(x, gaussian, u)
+            confidence = answer.amax(1).double() if isinstance(answer, Tensor) else None
+            return Explanation(self.layers, self._added(x, u), confidence)
 
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -75,6 +75,12 @@ class Outputs:
         return len(self.u)
 
     @property
+    def labels(self) -> Tensor:
+        """The targets of examples that have them."""
+        assert self.target is not None
+        return self.target
+
+    @property
     def sampled(self) -> bool:
         return self.first.dim() == 3
 

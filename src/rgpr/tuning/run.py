@@ -7,7 +7,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -152,125 +152,173 @@ def tune(
             "the marginal likelihood needs all examples in one process; tune in one and share "
             "model.sigma2, or use objective='likelihood'"
         )
-    outliers: Outputs | None = None
-    trials: list[Trial] = []
-    calibration: Tensor | None = None
     if objective == "marginal-likelihood":
-        matrices = collect_matrices(
-            model.posterior,
-            model.layers,
-            residual,
-            val_loader,
-            shape=model._input_shape,
-            likelihood=model.likelihood,
-            progress=progress,
-        )
-        at_data = matrices.residual.diagonal(dim1=1, dim2=2).T
-        space, now = _space(model, at_data, matrices.mean, matrices.target, now, False, noise)
-        optimum = maximise(
-            lambda z: [matrices.evidence(space.parameters(z))],
-            space.starts(now),
-            *space.bounds,
-            switchable=len(space.typical),
-            climbs=1,
-        )
-        before = float(matrices.evidence(now))
-        after, tuned, weight = optimum.value, space.parameters(optimum.z), None
-        if after < before:
-            tuned, after = now, before
-        used = seen = (len(matrices), 0)
-        metrics: dict[str, tuple[float, float]] = {}
+        found = _by_evidence(model, val_loader, now, noise, progress)
     else:
         validation, outliers = _read(
             model, val_loader, ood, objective, link_approx, n_samples, max_examples, seed, progress
         )
-        target = validation.target
-        assert target is not None
         space, now = _space(
-            model, validation.u, validation.first, target, now, temperature, noise, outliers
+            model, validation.u, validation.first, validation.labels, now, temperature, noise,
+            outliers,
+        )  # fmt: skip
+        found = _by_predictions(
+            model, validation, outliers, space, now, ood_weight, bool(calibrate), chosen
         )
-        starts = space.starts(now)
-        # Outliers alone could be fitted too well; the data's own likelihood needs no ties.
-        tied = recipe.tied if outliers is not None else 0.0
-        goal = _goal(model.likelihood, validation, outliers, space, tied)
-        plain = _goal(model.likelihood, validation, outliers, space, 0.0)
-        base = dataclasses.replace(now, temperature=torch.ones_like(now.temperature))
-        base = base.without_residual()
-
-        def calibration_of(parameters: Parameters) -> Tensor | None:
-            """The one that fits these parameters, if one is wanted."""
-            if not calibrate:
-                return None
-            return fit_calibration(
-                validation.probabilities(parameters),
-                validation.probabilities(parameters.without_residual()),
-                target,
-                validation.n_samples,
-            )
-
-        def solve(weight: float, near: Optimum | None) -> Optimum:
-            first = starts if near is None else [near.z, *starts]
-            return maximise(goal(weight), first, *space.bounds, switchable=len(space.typical))
-
-        weight = ood_weight if outliers is not None else None
-        if chosen:
-            [(metric, increase)] = chosen.items()
-            measure = METRICS[metric]
-            own = measure(validation.probabilities(base), target)
-
-            def cost(parameters: Parameters) -> float:
-                fitted = calibration_of(parameters)
-                return measure(validation.probabilities(parameters, fitted), target) - own
-
-            weight, optimum, trials = largest_weight(
-                solve, lambda o: cost(space.parameters(o.z)), increase, ood_weight
-            )
-            tuned = _within(cost, increase, space, space.parameters(optimum.z))
-        else:
-            optimum = solve(weight or 0.0, None)
-            tuned = space.parameters(optimum.z)
-        points = space.point(now), space.point(tuned)
-        penalised = [_total(goal(weight or 0.0)(z)) for z in points]
-        if penalised[1] < penalised[0] and not trials:
-            tuned = now
-        # What is reported is the objective itself, without what ties the layers.
-        before = _total(plain(weight or 0.0)(points[0]))
-        after = _total(plain(weight or 0.0)(space.point(tuned)))
-        used = (len(validation), 0 if outliers is None else len(outliers))
-        seen = (validation.seen, 0 if outliers is None else outliers.seen)
-        at_data = validation.u
-        if classifier:
-            calibration = calibration_of(tuned)
-            states = (now, model.calibration), (tuned, calibration)
-            metrics = _metrics(validation, outliers, *states)
-        else:
-            metrics = {}
+    tuned = found.tuned
     model.sigma2 = tuned.sigma2
     if temperature:
         model.temperature = float(tuned.temperature)
-    model.calibration = calibration
-    at_outliers = None if outliers is None else outliers.u
-    notes = _notes(model.layers, space, tuned, trials, optimum.converged)
+    model.calibration = found.calibration
+    notes = _notes(model.layers, found.space, tuned, found.trials, found.optimum.converged)
     for note in notes:
         warnings.warn(note, stacklevel=5)  # through the decorators of RGPR.tune
     return TuningResult(
         objective=objective,
-        before=before,
-        after=after,
+        before=found.before,
+        after=found.after,
         sigma2=dict(zip(model.layers, tuned.sigma2.tolist(), strict=True)),
-        share=_share(model.layers, tuned.sigma2, at_data, at_outliers),
+        share=_share(model.layers, tuned.sigma2, found.at_data, found.at_outliers),
         temperature=float(tuned.temperature),
-        calibration=None if calibration is None else float(calibration),
+        calibration=None if found.calibration is None else float(found.calibration),
         noise=float(tuned.noise) if model.likelihood == "regression" else None,
-        ood_weight=weight,
-        metrics=metrics,
-        trials=trials,
-        converged=optimum.converged,
-        history=optimum.history,
-        examples=used,
-        seen=seen,
+        ood_weight=found.weight,
+        metrics=found.metrics,
+        trials=found.trials,
+        converged=found.optimum.converged,
+        history=found.optimum.history,
+        examples=found.used,
+        seen=found.seen,
         seconds=time.perf_counter() - started,
         warnings=notes,
+    )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a search came to."""
+
+    tuned: Parameters
+    before: float
+    after: float
+    space: _Space
+    optimum: Optimum
+    at_data: Tensor
+    used: tuple[int, int]
+    seen: tuple[int, int]
+    at_outliers: Tensor | None = None
+    weight: float | None = None
+    calibration: Tensor | None = None
+    trials: list[Trial] = field(default_factory=list)
+    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+
+def _by_evidence(
+    model: RGPR, val_loader: Iterable[Any], now: Parameters, noise: float | None, progress: bool
+) -> _Found:
+    """The marginal likelihood of all examples together."""
+    matrices = collect_matrices(
+        model.posterior,
+        model.layers,
+        model._fitted(),
+        val_loader,
+        shape=model._input_shape,
+        likelihood=model.likelihood,
+        progress=progress,
+    )
+    at_data = matrices.residual.diagonal(dim1=1, dim2=2).T
+    space, now = _space(model, at_data, matrices.mean, matrices.target, now, False, noise)
+    optimum = maximise(
+        lambda z: [matrices.evidence(space.parameters(z))],
+        space.starts(now),
+        *space.bounds,
+        switchable=len(space.typical),
+        climbs=1,
+    )
+    before = float(matrices.evidence(now))
+    after, tuned = optimum.value, space.parameters(optimum.z)
+    if after < before:
+        tuned, after = now, before
+    sizes = (len(matrices), 0)
+    return _Found(tuned, before, after, space, optimum, at_data, sizes, sizes)
+
+
+def _by_predictions(
+    model: RGPR,
+    validation: Outputs,
+    outliers: Outputs | None,
+    space: _Space,
+    now: Parameters,
+    ood_weight: float,
+    calibrate: bool,
+    budget: dict[str, float],
+) -> _Found:
+    """The mean likelihood of each example, with outliers if there are some, within a budget."""
+    target, starts = validation.labels, space.starts(now)
+    # Outliers alone could be fitted too well; the data's own likelihood needs no ties.
+    tied = model.recipe.tied if outliers is not None else 0.0
+    goal = _goal(model.likelihood, validation, outliers, space, tied)
+    plain = _goal(model.likelihood, validation, outliers, space, 0.0)
+
+    def calibration_of(parameters: Parameters) -> Tensor | None:
+        """The one that fits these parameters, if one is wanted."""
+        if not calibrate:
+            return None
+        return fit_calibration(
+            validation.probabilities(parameters),
+            validation.probabilities(parameters.without_residual()),
+            target,
+            validation.n_samples,
+        )
+
+    def solve(weight: float, near: Optimum | None) -> Optimum:
+        first = starts if near is None else [near.z, *starts]
+        return maximise(goal(weight), first, *space.bounds, switchable=len(space.typical))
+
+    weight = ood_weight if outliers is not None else None
+    trials: list[Trial] = []
+    if budget:
+        [(metric, increase)] = budget.items()
+        measure = METRICS[metric]
+        base = dataclasses.replace(now, temperature=torch.ones_like(now.temperature))
+        own = measure(validation.probabilities(base.without_residual()), target)
+
+        def cost(parameters: Parameters) -> float:
+            fitted = calibration_of(parameters)
+            return measure(validation.probabilities(parameters, fitted), target) - own
+
+        weight, optimum, trials = largest_weight(
+            solve, lambda o: cost(space.parameters(o.z)), increase, ood_weight
+        )
+        tuned = _within(cost, increase, space, space.parameters(optimum.z))
+    else:
+        optimum = solve(weight or 0.0, None)
+        tuned = space.parameters(optimum.z)
+        penalised = [_total(goal(weight or 0.0)(space.point(p))) for p in (now, tuned)]
+        if penalised[1] < penalised[0]:
+            tuned = now
+    # What is reported is the objective itself, without what ties the layers.
+    before, after = (_total(plain(weight or 0.0)(space.point(p))) for p in (now, tuned))
+    calibration: Tensor | None = None
+    metrics: dict[str, tuple[float, float]] = {}
+    if model.likelihood == "classification":
+        calibration = calibration_of(tuned)
+        states = (now, model.calibration), (tuned, calibration)
+        metrics = _metrics(validation, outliers, *states)
+    return _Found(
+        tuned,
+        before,
+        after,
+        space,
+        optimum,
+        validation.u,
+        used=(len(validation), 0 if outliers is None else len(outliers)),
+        seen=(validation.seen, 0 if outliers is None else outliers.seen),
+        at_outliers=None if outliers is None else outliers.u,
+        weight=weight,
+        calibration=calibration,
+        trials=trials,
+        metrics=metrics,
     )
 
 
