@@ -256,6 +256,35 @@ def test_warp_by_whole_pixels_moves_them(photos):
     assert torch.allclose(warped[:, :, :-2, 3:], x[:, :, 2:, :-3], atol=1e-2)
 
 
+def test_elastic_transform_moves_three_corners_by_up_to_its_shift():
+    ramp = (7 * torch.arange(32)).byte()
+    x = torch.stack([ramp[:, None].expand(32, 32), ramp.expand(32, 32), ramp.expand(32, 32)])
+    moved = corrupt(x.repeat(300, 1, 1, 1), "elastic_transform", 1).float() - x.float()
+    for row, column in ((26, 26), (26, 5), (5, 5)):  # within half a pixel of the corners
+        rows, columns = moved[:, :2, row, column].T / 7
+        assert 1.5 < rows.abs().max() < 2.2
+        assert 1.5 < columns.abs().max() < 2.2
+        assert rows.std().item() == pytest.approx(1.92 / math.sqrt(3), rel=0.15)
+
+
+def test_noise_of_a_landscape_weakens_with_the_step():
+    x = torch.zeros(100, 3, 32, 32)
+    heights = corruptions._landscape(x, torch.Generator().manual_seed(0), 1.5)[:, 0]
+
+    def noise(grid):
+        """What the middles of squares have beyond the mean of the corners."""
+        corners = F.avg_pool2d(grid[:, ::2, ::2][:, None], 2, 1)[:, 0]
+        return (grid[:, 1::2, 1::2][:, :-1, :-1] - corners).std()
+
+    assert noise(heights[:, ::2, ::2]) / noise(heights) == pytest.approx(1.5**2, rel=0.05)
+
+
+def test_snow_falls_from_both_sides():
+    y = corrupt(torch.zeros(20, 3, 32, 32, dtype=torch.uint8), "snow", 5)
+    assert torch.equal(y, y.rot90(2, (2, 3)))
+    assert (y > 60).float().mean() > 0.1
+
+
 def test_fog_is_smooth_and_spans_its_range():
     x = torch.zeros(50, 3, 32, 32)
     generator = torch.Generator().manual_seed(0)
