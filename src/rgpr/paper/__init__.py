@@ -31,7 +31,14 @@ class Experiment:
 
 
 EXPERIMENTS = {
+    "construction": Experiment(
+        "The kernel as the limit of ReLU features", "fig:double_cubicspline_gps"
+    ),
+    "moons": Experiment("Overconfidence far away, on two moons", "fig:asymp_overconfidence"),
+    "contours": Experiment("The residual's variance around two moons", "fig:kernel_contours"),
     "tuning": Experiment("Objectives for tuning the residual's scales", "fig:tuning"),
+    "toy-regression": Experiment("Toy regression", "fig:toy_reg"),
+    "uci": Experiment("Error bars of regression, near and far", "tab:ood_reg_faraway"),
     "detection": Experiment(
         "Outliers found and calibration kept, all methods on the same networks",
         "beyond the paper",

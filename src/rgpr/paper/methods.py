@@ -235,7 +235,8 @@ def _predictor(model: RGPR) -> Callable[[Tensor], Tensor]:
     posterior = model.posterior
     if not isinstance(posterior, SampledPosterior):
         return model
-    samples = MEMBERS if isinstance(posterior, Ensemble) else SAMPLES
+    # An ensemble takes its members in turn; several turns for the sake of the residual.
+    samples = 4 * MEMBERS if isinstance(posterior, Ensemble) else SAMPLES
 
     def predict(x: Tensor) -> Tensor:
         generator = torch.Generator(x.device).manual_seed(0)

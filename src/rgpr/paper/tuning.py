@@ -25,6 +25,7 @@ from ..model import RGPR
 from ..tuning import TuningResult
 from .experiment import Context, Result, Unit, read_units, run_units
 from .figures import drawing
+from .moons import uniform_around
 from .section import Check, Figure, Section, Table, Text, provenance
 
 __all__ = ["render", "run"]
@@ -62,7 +63,7 @@ def _moons(seed: int, epochs: int, resolution: int) -> Result:
     """Maps of the confidence, untuned and after each objective."""
     task, _, extended, validation, _ = _prepare(moons(seed), "last-layer Laplace", seed, epochs)
     x, y = task.train.tensors
-    around = _uniform_around(x, seed)
+    around = uniform_around(x, seed)
     extended.sigma2 = 1.0
     arrays: dict[str, Tensor] = {"x": x, "y": y}
     sigma2: dict[str, list[float]] = {}
@@ -131,14 +132,6 @@ def _tuned(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that L_LL switches layers off is the point
             yield name, model.tune(validation, ood=ood, **options)
-
-
-def _uniform_around(x: Tensor, seed: int) -> list[Tensor]:
-    """Uniform noise in a box three times as wide as the data."""
-    low, high = x.amin(0), x.amax(0)
-    margin = high - low
-    generator = torch.Generator().manual_seed(seed)
-    return [noise.uniform(x, low=low - margin, high=high + margin, generator=generator)]
 
 
 # -- what it shows -------------------------------------------------------------------------------
