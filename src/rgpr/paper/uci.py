@@ -63,9 +63,8 @@ def _trial(context: Context, name: str, trial: int) -> Result:
     x, y = _standardised(x, training), _standardised(y, training)
     generator = torch.Generator().manual_seed(trial)
     outliers = ALPHA * torch.randn(OUTLIERS, x.shape[1], generator=generator)
-    epochs = 40 if context.small else 400
     found: dict[str, Any] = {}
-    for base, posterior in _bases(x[training], y[training], trial, epochs):
+    for base, posterior in _bases(x[training], y[training], trial, context.small):
         for method, sigma2 in ((base, 0.0), (_extended(base), SIGMA2)):
             model = RGPR(posterior, likelihood="regression", residual="paper")
             model.fit([x[training]], progress=False).sigma2 = sigma2
@@ -78,15 +77,16 @@ def _extended(base: str) -> str:
     return base.replace(base[:3] + ",", base[:3] + "-RGPR,") if "," in base else f"{base}-RGPR"
 
 
-def _bases(x: Tensor, y: Tensor, seed: int, epochs: int) -> Iterator[tuple[str, Any]]:
-    """Each base, fitted to the training data; three of them on the same network."""
+def _bases(x: Tensor, y: Tensor, seed: int, small: bool) -> Iterator[tuple[str, Any]]:
+    """Each base, fitted to the training data; all but the SVGP on the same network."""
+    epochs, svgp_epochs = (40, 10) if small else (400, None)
     network = trained_regressor(x, y, seed=seed, epochs=epochs)
     for suffix, noise in (("", 1.0), (", fitted noise", None)):
         yield f"LLL{suffix}", fitted_laplace(network, x, y, "last_layer", noise=noise)
         la = fitted_laplace(network, x, y, "all", noise=noise)
         yield f"KFL{suffix}", KFL.from_laplace(la, n_samples=SAMPLES, seed=seed)
-    yield "SWAG", swag(network, x, y, seed=seed, epochs=max(2, epochs // 10))
-    yield "SVGP", SVGP.fit(x, y, inducing=50, epochs=epochs // 4, seed=seed, progress=False)
+    yield "SWAG", swag(network, x, y, seed=seed, epochs=epochs // 10)
+    yield "SVGP", SVGP.fit(x, y, inducing=50, epochs=svgp_epochs, seed=seed, progress=False)
 
 
 @torch.no_grad()
