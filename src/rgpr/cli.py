@@ -134,8 +134,7 @@ def _run_paper(options: argparse.Namespace, names: list[str]) -> int:
     gaps: list[str] = []
     try:
         for name in names:
-            missing = run_experiment(name, context)
-            gaps += [f"{name}, {unit}: {remedy}" for unit, remedy in missing.items()]
+            gaps += [f"{name}, {gap}" for gap in run_experiment(name, context)]
             print((context.out / name / f"{name}.md").resolve())
     except ValueError as error:
         print(error, file=sys.stderr)

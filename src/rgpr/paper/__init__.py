@@ -51,7 +51,7 @@ def module_of(name: str) -> Any:
     return import_module(f".{name.replace('-', '_')}", __name__)
 
 
-def run_experiment(name: str, context: Context) -> dict[str, str]:
+def run_experiment(name: str, context: Context) -> list[str]:
     """Run what is not there yet, write ``OUT/NAME/NAME.md`` and its figures.
 
     Args:
@@ -59,14 +59,14 @@ def run_experiment(name: str, context: Context) -> dict[str, str]:
         context: How to run.
 
     Returns:
-        For each unit whose data are missing, what gets them.
+        For the units whose data are missing, what gets them.
 
     Raises:
         ValueError: Files of a run with other settings are in the way.
     """
-    from .experiment import read_gaps
+    from .experiment import gaps
     from .report import write_section
 
     module_of(name).run(context)
     write_section(name, context.out)
-    return read_gaps(context.out / name)
+    return gaps(context.out / name)

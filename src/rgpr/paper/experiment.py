@@ -33,7 +33,7 @@ from ..data import one_of
 from ..storage import read, replacing, write
 from .data import MissingDataError
 
-__all__ = ["Context", "Result", "Unit", "read_gaps", "read_units", "run_units", "write_text"]
+__all__ = ["Context", "Result", "Unit", "gaps", "read_units", "run_units", "write_text"]
 
 GAPS = "gaps.json"
 # A unit's numbers; its arrays, if any, are the tensors under the key "arrays".
@@ -121,15 +121,16 @@ def run_units(
     folder.mkdir(parents=True, exist_ok=True)
     identity = _finite({"small": context.small, **settings})
     waiting = [name for name in units if not _done(folder / f"{name}.json", identity)]
-    gaps = {name: gap for name, gap in read_gaps(folder).items() if name not in units}
+    missing = {name: gap for name, gap in _read_gaps(folder).items() if name not in units}
     for name in tqdm(waiting, desc=experiment, disable=None):
         started = time.perf_counter()
         try:
             with _exact_products():
                 result = units[name]()
-        except MissingDataError as missing:
-            gaps[name] = missing.remedy
-            tqdm.write(f"{experiment}, {name}: {missing}")
+        except MissingDataError as error:
+            if error.remedy not in missing.values():  # once for all units that need it
+                tqdm.write(f"{experiment}, {name}: {error}")
+            missing[name] = error.remedy
             continue
         arrays = result.pop("arrays", {})
         about = {**_about(context, experiment), "seconds": time.perf_counter() - started}
@@ -137,8 +138,8 @@ def run_units(
             write(folder / f"{name}.safetensors", arrays, {"experiment": experiment, "unit": name})
         content = {"unit": name, "settings": identity, "about": about, "result": result}
         write_json(folder / f"{name}.json", content)
-    if gaps:
-        write_json(folder / GAPS, gaps)
+    if missing:
+        write_json(folder / GAPS, missing)
     else:
         (folder / GAPS).unlink(missing_ok=True)
 
@@ -148,11 +149,22 @@ def read_units(folder: Path) -> list[Unit]:
     return [_read(path) for path in sorted(folder.glob("*.json"), key=_natural) if _is_unit(path)]
 
 
-def read_gaps(folder: Path) -> dict[str, str]:
-    """For each unit whose data were missing: what is missing, and how to get it."""
+def gaps(folder: Path) -> list[str]:
+    """For the units whose data were missing: what is missing, and how to get it."""
+    units: dict[str, list[str]] = {}
+    for unit, remedy in _read_gaps(folder).items():
+        units.setdefault(remedy, []).append(unit)
+    return [
+        f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {remedy}"
+        for remedy, names in units.items()
+    ]
+
+
+def _read_gaps(folder: Path) -> dict[str, str]:
+    """What each unit lacks."""
     path = folder / GAPS
-    gaps: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
-    return gaps
+    missing: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+    return missing
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from . import EXPERIMENTS, module_of
-from .experiment import read_gaps, read_units, write_text
+from .experiment import gaps, read_units, write_text
 from .section import Block, Check, Figure, Section, Table, Text
 
 __all__ = ["write_report", "write_section"]
@@ -36,6 +36,12 @@ class _Shown:
     section: Section
     gaps: list[str]
 
+    def write(self, out: Path) -> Path:
+        """The experiment's own page."""
+        path = out / self.name / f"{self.name}.md"
+        write_text(path, _section_markdown(self, level=1, folder=""))
+        return path
+
     @property
     def title(self) -> str:
         return EXPERIMENTS[self.name].title
@@ -47,9 +53,7 @@ class _Shown:
 
 def write_section(name: str, out: Path) -> Path:
     """Draw an experiment's figures and write ``OUT/NAME/NAME.md``; returns its path."""
-    path = out / name / f"{name}.md"
-    write_text(path, _section_markdown(_shown(name, out), level=1, folder=""))
-    return path
+    return _shown(name, out).write(out)
 
 
 def write_report(out: Path) -> tuple[Path, Path]:
@@ -67,9 +71,10 @@ def write_report(out: Path) -> tuple[Path, Path]:
         )
     sections = []
     for name in tqdm(EXPERIMENTS, desc="report", leave=False, disable=None):
-        if read_units(out / name):
-            write_section(name, out)
-        sections.append(_shown(name, out))
+        shown = _shown(name, out)
+        if shown.section.blocks:
+            shown.write(out)
+        sections.append(shown)
     markdown, page = out / "report.md", out / "report.html"
     write_text(markdown, _markdown(sections))
     write_text(page, _html(sections, out))
@@ -78,12 +83,10 @@ def write_report(out: Path) -> tuple[Path, Path]:
 
 def _shown(name: str, out: Path) -> _Shown:
     folder = out / name
-    gaps = [f"{unit}: {gap}" for unit, gap in read_gaps(folder).items()]
+    missing = gaps(folder)
     if read_units(folder):
-        return _Shown(name, module_of(name).render(folder), gaps)
-    if not gaps:
-        gaps = [f"not run yet: `rgpr paper run {name}`"]
-    return _Shown(name, Section(), gaps)
+        return _Shown(name, module_of(name).render(folder), missing)
+    return _Shown(name, Section(), missing or [f"not run yet: `rgpr paper run {name}`"])
 
 
 # -- Markdown ------------------------------------------------------------------------------------
