@@ -216,7 +216,7 @@ def _done(path: Path, identity: dict[str, Any]) -> bool:
 
 def _about(context: Context, experiment: str) -> dict[str, Any]:
     device = torch.device(context.device)
-    cpu = f"CPU, {platform.machine()}, {torch.get_num_threads()} threads"
+    cpu = f"CPU, {platform.machine()}, threads: {torch.get_num_threads()}"
     return {
         "command": context.command(experiment),
         "date": datetime.now(UTC).date().isoformat(),
