@@ -199,7 +199,7 @@ def _torchvision(
         return None
     try:
         found = dataset(root, download=download, **options(part))
-    except RuntimeError:  # what torchvision raises for "not found or corrupted"
+    except (RuntimeError, OSError):  # "not found or corrupted", or no way to download it
         return None
     x = torch.as_tensor(found.data)
     y = torch.as_tensor(found.labels if kind == "SVHN" else found.targets)
