@@ -39,10 +39,17 @@ EXPERIMENTS = {
     "tuning": Experiment("Objectives for tuning the residual's scales", "fig:tuning"),
     "toy-regression": Experiment("Toy regression", "fig:toy_reg"),
     "uci": Experiment("Error bars of regression, near and far", "tab:ood_reg_faraway"),
+    "far-away": Experiment("Confidence against the distance from the data", "fig:exp_far_away"),
+    "far-away-noise": Experiment("Far-away noise, more bases than one", "tab:ood_faraway"),
+    "rotated-mnist": Experiment("Rotated MNIST", "fig:dataset_shift"),
+    "corrupted-cifar10": Experiment("Corrupted CIFAR-10", "fig:dataset_shift, tab:cifar10c"),
     "detection": Experiment(
         "Outliers found and calibration kept, all methods on the same networks",
-        "beyond the paper",
+        "tab:ood_avg, tab:ood_hyperopt, tab:ood_auroc_auprc, tab:acc_ece, tab:calib_ood",
     ),
+    "non-bayesian": Experiment("Against non-Bayesian detectors", "tab:ood_non_bayesian"),
+    "optimal-scales": Experiment("Scales that tuning finds", "tab:opt_hyperparams"),
+    "natural-images": Experiment("Natural images as outliers for tuning", "tab:ood_imagenet"),
 }
 
 

@@ -1,15 +1,18 @@
-"""How well outliers are found, and what that costs at the data: ten methods on the same networks.
+"""OOD detection: tables "ood_avg", "ood_hyperopt", "ood_auroc_auprc", "acc_ece" and "calib_ood".
 
-Beyond the paper's tables: this library's adaptive residual and four detectors beside the paper's
-methods. For each seed a network is trained, 2000 images are split off the test set for
-validation, and the metrics are those of the rest. Outliers for tuning are smoothed noise made of
-training images and never one of the test sets. A set of outliers that is missing is left out, and
-named.
+All from one set of predictions. For each seed a network is trained, 2000 images are split off the
+test set for validation, and the metrics are those of the rest; the score is the largest
+probability. Outliers for tuning are smoothed noise made of training images and never one of the
+test sets. A set of outliers that is missing is left out, and named.
+
+Unlike the paper, whose numbers average predictions of one network by random samples, ours average
+networks of several seeds, and predictions are by the probit, which has no randomness. Beyond the
+paper: this library's adaptive residual, and four detectors that give scores and no probabilities.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -19,39 +22,41 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..metrics import accuracy, auroc, confidence, ece, fpr95, nll
+from ..metrics import accuracy, auprc, auroc, confidence, ece, fpr95, nll
 from ..tuning import TuningResult
+from .comparison import PAPER_NAMES, by_set, over_seeds, remarks, stand_ins
 from .data import ImageSet, Loader, read_outliers
 from .experiment import Context, Result, Unit, read_units, run_units
 from .methods import contestants
-from .section import Check, Section, Table, Text, provenance, spread
+from .published import published
+from .section import Check, Section, Table, Text, beside, printed, provenance, spread
 
-__all__ = ["METHODS", "measure", "render", "run"]
+__all__ = ["METHODS", "measure", "render", "run", "shortened"]
 
 NAME = "detection"
-FAR = 2000
-ALPHAS = (1.0, 10.0, 100.0, 1e4)
 METHODS = (
     "MAP",
     "TS",
-    "Energy",
-    "KNN",
-    "Mahalanobis",
-    "ViM",
+    "DE",
+    "GP-DSCS",
     "LLL",
     "LLL-RGPR-LL",
     "LLL-RGPR-OOD",
     "LLL-RGPR-adaptive",
+    "Energy",
+    "KNN",
+    "Mahalanobis",
+    "ViM",
 )
 
 
 def run(context: Context) -> None:
     """A unit for each set and seed."""
-    for name in context.image_sets("mnist", "cifar10"):
+    for name in context.image_sets(*PAPER_NAMES):
         units = {
             f"{name}-seed{seed}": partial(_unit, context, name, seed) for seed in context.seeds
         }
-        run_units(context, NAME, units, recipe=context.recipe)
+        run_units(context, NAME, units, recipe=context.recipe, methods=METHODS)
 
 
 def _unit(context: Context, name: str, seed: int) -> Result:
@@ -66,8 +71,7 @@ def _unit(context: Context, name: str, seed: int) -> Result:
         measured[method.name] = measure(method.predict, competing.test, outliers)
         seconds |= {f"{method.name}, {part}": value for part, value in method.seconds.items()}
         if method.tuning is not None:
-            tuning[method.name] = _shortened(method.tuning)
-    adaptive = competing.method("LLL-RGPR-adaptive")
+            tuning[method.name] = shortened(method.tuning)
     notes = {kind: images.note for kind, images in outliers.items() if images.note}
     return {
         "set": name,
@@ -81,7 +85,6 @@ def _unit(context: Context, name: str, seed: int) -> Result:
             "outliers": {kind: len(images.x) for kind, images in outliers.items()},
         },
         "methods": measured,
-        "confidence far away": _far_away(adaptive.predict, competing.test.x[:FAR]),
         "tuning": tuning,
         "seconds": competing.seconds | seconds,
     }
@@ -101,25 +104,19 @@ def measure(
     inside = p if p.dim() == 1 else confidence(p)
     outside = {kind: scores(Loader(images.x)) for kind, images in outliers.items()}
     result: dict[str, Any] = {}
-    for metric, value in (("fpr95", fpr95), ("auroc", auroc)):
+    for metric, value in (("fpr95", fpr95), ("auroc", auroc), ("auprc", auprc)):
         values = {kind: value(inside, scores) for kind, scores in outside.items()}
         result[metric] = {**values, "mean": mean(values.values())}
     if p.dim() == 2:
         assert test.y is not None
+        confidences = {"test": inside, **outside}
+        result["mmc"] = {kind: float(c.double().mean()) for kind, c in confidences.items()}
         result |= {"ece": ece(p, test.y), "nll": nll(p, test.y), "accuracy": accuracy(p, test.y)}
     return result
 
 
-@torch.no_grad()
-def _far_away(predict: Callable[[Tensor], Tensor], x: Tensor) -> dict[str, float]:
-    """Mean confidence at ``alpha * x``."""
-    return {
-        f"{alpha:g}": confidence(torch.cat([predict(alpha * b) for b in Loader(x)])).mean().item()
-        for alpha in ALPHAS
-    }
-
-
-def _shortened(result: TuningResult) -> dict[str, Any]:
+def shortened(result: TuningResult) -> dict[str, Any]:
+    """What is kept of a tuning."""
     names = ("objective", "sigma2", "ood_weight", "calibration", "metrics", "converged", "warnings")
     return {name: getattr(result, name) for name in names}
 
@@ -127,96 +124,158 @@ def _shortened(result: TuningResult) -> dict[str, Any]:
 # -- what it shows -------------------------------------------------------------------------------
 
 _NOTES = (
-    "FPR95 (less is better) and AUROC (more is better) are means over the sets of outliers; the "
-    "score is the largest probability, or the detector's own. ECE has 15 bins. Detectors have no "
-    "probabilities of their own. Training on a GPU does not repeat itself bit by bit, so another "
-    "run gives other networks. All in % but the NLL."
+    "All in % but the NLL. FPR95 and MMC, the mean confidence, are the better the lower (MMC of "
+    "the test data should equal the accuracy), AUROC and AUPRC the better the higher. The score "
+    "is the largest probability, or the detector's own. ECE has 15 bins. The area under precision "
+    "against recall has the data as what is to be found, and depends on the sizes of the sets: the "
+    "paper's 59.8 of MAP on MNIST against noise is what 8000 images and 2000 of noise give where "
+    "all noise scores higher. Detectors have no probabilities. Training on a GPU does not repeat "
+    "itself bit by bit, so another run gives other networks."
+)
+_DEVIATION = (
+    "Where our numbers are not the paper's: our networks are trained in a third of the epochs "
+    "(recipe `fast`), our residual divides by standard deviations and the paper's published "
+    "moments by means, its predictions are of random samples, and some sets of outliers are "
+    "others. So the order of methods is to be compared, more than single numbers."
 )
 
 
 def render(folder: Path) -> Section:
-    """Tables for each set."""
-    section = Section([Text(_NOTES)])
-    by_set: dict[str, list[Unit]] = {}
-    for unit in read_units(folder):
-        by_set.setdefault(unit.result["set"], []).append(unit)
-    for name, units in by_set.items():
-        _render_set(section, name, units)
+    """The paper's tables for each set, and what it says about calibration."""
+    units = read_units(folder)
+    section = Section([Text(_NOTES), Text(_DEVIATION)])
+    section.add(*remarks("ood_avg", "acc_ece"))
+    for name, found in by_set(units).items():
+        _render_set(section, name, found)
+        section.checks += _claims(name, found)
+    section.add(_calibration(by_set(units)), *remarks("calib_ood"), *provenance(units))
     return section
 
 
 def _render_set(section: Section, name: str, units: list[Unit]) -> None:
-    results = [unit.result for unit in units]
-    first = results[0]
-    sizes = first["sizes"]
-    numbers = f"{sizes['train']} training, {sizes['validation']} validation, {sizes['test']} test"
-    seeds = ", ".join(str(result["seed"]) for result in results)
-    section.add(Text(f"In-distribution: {name}, seeds {seeds}; {numbers} images."))
-    for kind, note in first["notes"].items():
-        section.add(Text(f"{kind} is a stand-in: {note}."))
-    for kind, remedy in first["missing"].items():
-        section.add(Text(f"Outliers {kind} are left out: {remedy}"))
-
-    def over_seeds(method: str, *keys: str) -> list[Any]:
-        values = [result["methods"][method] for result in results]
-        for key in keys:
-            values = [value[key] for value in values]
-        return values
-
+    paper = PAPER_NAMES.get(name, name)
+    methods = [m for m in METHODS if over_seeds(units, "methods", m)]
+    sizes = units[0].result["sizes"]
+    counts = f"{sizes['train']} training, {sizes['validation']} validation, {sizes['test']} test"
+    others = ", ".join(f"{count} of {kind}" for kind, count in sizes["outliers"].items())
+    seeds = ", ".join(str(unit.result["seed"]) for unit in units)
+    section.add(
+        Text(f"In-distribution: {paper}, seeds {seeds}; {counts} images; outliers: {others}.")
+    )
+    section.add(*stand_ins(units))
     rows = []
-    for method, found in first["methods"].items():
-        cells = [
-            spread(over_seeds(method, metric, "mean"), 1, 100) for metric in ("fpr95", "auroc")
-        ]
-        if "ece" in found:
-            cells += [spread(over_seeds(method, "ece"), 2, 100)]
-            cells += [spread(over_seeds(method, "nll"), 4)]
-            cells += [spread(over_seeds(method, "accuracy"), 2, 100)]
-        else:
-            cells += ["-"] * 3
-        rows.append([method, *cells])
-    section.add(Table(["method", "FPR95", "AUROC", "ECE", "NLL", "accuracy"], rows, name))
+    for method in methods:
+
+        def cell(*keys: str, digits: int = 1, factor: float = 100, method: str = method) -> str:
+            return spread(over_seeds(units, "methods", method, *keys), digits, factor)
+
+        place = {"in": paper, "method": method}
+        rows.append(
+            [
+                method,
+                beside(cell("fpr95", "mean"), printed("ood_avg", **place)),
+                cell("auroc", "mean"),
+                beside(cell("accuracy", digits=2), printed("acc_ece", **place, metric="accuracy")),
+                beside(cell("ece", digits=2), printed("acc_ece", **place, metric="ECE")),
+                cell("nll", digits=4, factor=1),
+            ]
+        )
+    head = ["method", "FPR95", "AUROC", "accuracy", "ECE", "NLL"]
+    caption = f"{paper}: means over the sets of outliers (ood_avg), accuracy and ECE (acc_ece)"
+    section.add(Table(head, rows, caption))
     kinds = list(sizes["outliers"])
-    rows = [
-        [method, *(spread(over_seeds(method, "fpr95", kind), 1, 100) for kind in kinds)]
-        for method in first["methods"]
-    ]
-    section.add(Table(["FPR95 against", *kinds], rows))
-    far = {
-        a: [result["confidence far away"][a] for result in results]
-        for a in first["confidence far away"]
-    }
-    head = ["LLL-RGPR-adaptive, mean confidence at", *(f"{alpha} x" for alpha in far)]
-    section.add(Table(head, [["test images", *(spread(values, 4) for values in far.values())]]))
-    parts = [part for part in first["seconds"] if all(part in r["seconds"] for r in results)]
-    rows = [[part, spread([r["seconds"][part] for r in results], 1)] for part in parts]
-    section.add(Table(["what takes time", "seconds"], rows))
-    section.add(*provenance(units))
-    section.checks += _claims(name, results)
+    for metric, table in (
+        ("fpr95", "ood_hyperopt"),
+        ("mmc", "ood_hyperopt"),
+        ("auroc", "ood_auroc_auprc"),
+        ("auprc", "ood_auroc_auprc"),
+    ):
+        columns = ["test", *kinds] if metric == "mmc" else kinds
+        rows = []
+        for method in methods:
+            if not over_seeds(units, "methods", method, metric):
+                continue
+            cells = [
+                beside(
+                    spread(over_seeds(units, "methods", method, metric, kind), 1, 100),
+                    printed(
+                        table,
+                        **{"in": paper, "out": paper if kind == "test" else kind},
+                        method=method,
+                        metric=metric.upper(),
+                    ),
+                )
+                for kind in columns
+            ]
+            rows.append([method, *cells])
+        if rows:
+            head = [f"{metric.upper()}, {paper} against", *columns]
+            section.add(Table(head, rows, f"{paper}: {metric.upper()} ({table})"))
+    parts = [part for part in units[0].result["seconds"] if over_seeds(units, "seconds", part)]
+    rows = [[part, spread(over_seeds(units, "seconds", part), 1)] for part in parts]
+    section.add(Table([f"{paper}: what takes time", "seconds"], rows))
 
 
-def _claims(name: str, results: list[Result]) -> list[Check]:
+def _calibration(sets: dict[str, list[Unit]]) -> Table:
+    """Table "calib_ood": methods trained for outliers lose calibration too."""
+    rows = []
+    for method in ("MAP", "TS", "LLL", "LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-adaptive"):
+        cells = [
+            spread(over_seeds(units, "methods", method, "ece"), 2, 100) for units in sets.values()
+        ]
+        rows.append([method, *cells])
+    for method in published("calib_ood")["axes"]["method"]:
+        numbers = (
+            printed("calib_ood", **{"in": PAPER_NAMES.get(name, name)}, method=method)
+            for name in sets
+        )
+        cells = ["-" if number is None else str(number) for number in numbers]
+        rows.append([f"{method}, quoted by the paper", *cells])
+    caption = "Calibration is at odds with detection: ECE (calib_ood; quoted rows were not run)"
+    return Table(["method", *(PAPER_NAMES.get(name, name) for name in sets)], rows, caption)
+
+
+def _claims(name: str, units: Sequence[Unit]) -> list[Check]:
     def averaged(method: str, *keys: str) -> float:
-        values = [result["methods"][method] for result in results]
-        for key in keys:
-            values = [value[key] for value in values]
-        return 100 * float(mean(values))
+        return 100 * float(mean(over_seeds(units, "methods", method, *keys)))
 
-    base, tuned = averaged("LLL", "fpr95", "mean"), averaged("LLL-RGPR-OOD", "fpr95", "mean")
-    changes = {
-        method: averaged(method, "accuracy") - averaged("LLL", "accuracy")
-        for method in ("LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-adaptive")
-    }
-    worst = max(changes, key=lambda method: abs(changes[method]))
-    return [
-        Check(
-            f"{name}: FPR95 of LLL-RGPR-OOD is below that of LLL",
-            f"{tuned:.1f} % against {base:.1f} %",
-            tuned < base,
-        ),
+    name = PAPER_NAMES.get(name, name)
+    found = {m: averaged(m, "fpr95", "mean") for m in METHODS if over_seeds(units, "methods", m)}
+    errors = {m: averaged(m, "ece") for m in found if over_seeds(units, "methods", m, "ece")}
+    extended = ("LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-adaptive")
+    changes = {m: abs(averaged(m, "accuracy") - averaged("LLL", "accuracy")) for m in extended}
+    worst = max(changes, key=changes.__getitem__)
+
+    def lower(
+        what: str, values: dict[str, float], one: str, other: str, slack: float = 0.0
+    ) -> Check:
+        passed = values[one] < values[other] + slack
+        than = f"below that of {other}" if not slack else f"at most {slack} points above {other}'s"
+        return Check(
+            f"{name}: the {what} of {one} is {than}",
+            f"{values[one]:.2f} % against {values[other]:.2f} %",
+            passed,
+            "" if passed else _DISCUSSION,
+        )
+
+    checks = [
+        lower("FPR95", found, "LLL-RGPR-OOD", "LLL"),
+        lower("FPR95", found, "LLL-RGPR-LL", "LLL", slack=0.5),
         Check(
             f"{name}: the residual changes the accuracy by at most 0.3 points",
-            f"at most {abs(changes[worst]):.2f} points ({worst})",
-            abs(changes[worst]) <= 0.3,
+            f"at most {changes[worst]:.2f} points ({worst})",
+            changes[worst] <= 0.3,
         ),
+        lower("ECE", errors, "LLL-RGPR-LL", "LLL-RGPR-OOD"),
     ]
+    if "DE" in found:
+        checks.append(lower("FPR95", found, "LLL-RGPR-OOD", "DE"))
+    checks.append(lower("FPR95", found, "LLL-RGPR-adaptive", "LLL-RGPR-OOD"))
+    checks.append(lower("ECE", errors, "LLL-RGPR-adaptive", "LLL", slack=1.0))
+    return checks
+
+
+_DISCUSSION = (
+    "Seeds differ by as much as some methods do: see the spread in the tables. The outcome depends "
+    "on how the network was trained and on the sets of outliers, of which some are stand-ins."
+)

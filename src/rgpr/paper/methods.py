@@ -6,7 +6,8 @@ A name is a base, alone or with the residual: ``LLL``, ``LLL-RGPR-OOD``, ``KFL-R
   (last-layer Laplace), ``KFL`` (Kronecker-factored Laplace), ``SWAG``, ``SVDKL``.
 - ``-RGPR-LL`` and ``-RGPR-OOD``: the paper's residual, tuned by the validation likelihood and
   with outliers of weight 0.5; ``-RGPR-OOD-natural`` takes natural images as these outliers.
-- ``-RGPR``: the paper's residual with all scales at 1e-10, as in its far-away table.
+- ``-RGPR``: the paper's residual with all scales at 1e-10, as in its far-away table;
+  ``-RGPR-untuned``: with those that the fit sets.
 - ``-RGPR-adaptive``: this library's default residual and tuning.
 - Detectors give scores instead of probabilities: ``Energy``, ``KNN``, ``Mahalanobis``, ``ViM``.
 
@@ -92,6 +93,7 @@ class Contestants:
         train: Loader of all training images.
         validation: Of 2000 images split off the test set, or a fifth of a smaller one.
         test: Of the rest.
+        test_rows: Which rows of the whole test set these are.
         notes: What the images are, if not what their name says.
         seconds: How long training and fitting took, by part.
     """
@@ -107,10 +109,10 @@ class Contestants:
         with self._timed("training"):
             self.network = trained(context, name, seed)
         rows = some(torch.arange(len(test.x), device=test.x.device), len(test.x), seed)
-        held_out, rest = rows.tensor_split([min(VALIDATION, len(rows) // 5)])
+        held_out, self.test_rows = rows.tensor_split([min(VALIDATION, len(rows) // 5)])
         self.train = Loader(training.x, training.y)
         self.validation = Loader(test.x[held_out], test.y[held_out])
-        self.test = Loader(test.x[rest], test.y[rest])
+        self.test = Loader(test.x[self.test_rows], test.y[self.test_rows])
         self._posteriors: dict[str, Posterior] = {}
         self._methods: dict[str, Method] = {}
 
@@ -171,10 +173,11 @@ class Contestants:
         """One after the other."""
         return (self.method(name) for name in names)
 
-    def extended(self, base: str, sigma2: float) -> RGPR:
-        """A base with the paper's residual, its scales all the same and not tuned."""
+    def extended(self, base: str, sigma2: float | None) -> RGPR:
+        """A base with the paper's residual, not tuned: scales all the same, or the fit's own."""
         model = RGPR(self.posterior(base), residual="paper").fit(self.train, progress=False)
-        model.sigma2 = sigma2
+        if sigma2 is not None:
+            model.sigma2 = sigma2
         return model
 
     def _make(self, name: str) -> Method:
@@ -191,8 +194,8 @@ class Contestants:
             model = RGPR(posterior, layers="input", residual="paper")
             model.fit(self.validation, progress=False).sigma2 = 0.0
             return Method(name, _predictor(model), model, None, {})
-        if not tuning:
-            model = self.extended(base, FAR_SIGMA2)
+        if tuning in ("", "-untuned"):
+            model = self.extended(base, None if tuning else FAR_SIGMA2)
             return Method(name, _predictor(model), model, None, {})
         if tuning not in _TUNINGS:
             raise ValueError(f"no method '{name}'; '-RGPR' can be followed by {list(_TUNINGS)}")
