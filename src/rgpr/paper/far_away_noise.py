@@ -86,13 +86,15 @@ def _votes(model: RGPR, x: Tensor) -> Tensor:
 
 
 def _mean_confidence(predict: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    return float(torch.cat([confidence(predict(b)) for b in Loader(x)]).double().mean())
+    (batch,) = Loader(x, size=len(x))  # weights are sampled anew for every batch
+    return float(confidence(predict(batch)).double().mean())
 
 
 def _accuracy(predict: Callable[[Tensor], Tensor], test: Loader) -> float:
-    p = torch.cat([predict(x) for x, _ in test])
+    """On as many test images as there is noise."""
     assert test.y is not None
-    return accuracy(p, test.y)
+    ((x, y),) = Loader(test.x[:IMAGES], test.y[:IMAGES], size=IMAGES)
+    return accuracy(predict(x), y)
 
 
 # -- what it shows -------------------------------------------------------------------------------

@@ -74,8 +74,8 @@ def render(folder: Path) -> Section:
     section = Section(
         [
             Text(
-                f"sigma2 after tuning, the median of {seeds} seeds. Layer 1 to 3 are the ReLUs of "
-                "the LeNet, 1 to 4 the stages of the ResNet. 0 stands for scales that ran to zero."
+                f"sigma2 after tuning, the median of {seeds} seeds. Layers are the stages of LeNet "
+                "and ResNet. 0 stands for scales that ran to zero."
             )
         ]
     )
