@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
 import torch
+from laplace import Laplace
 
 from rgpr.metrics import accuracy, confidence
 from rgpr.paper.experiment import Context
 from rgpr.paper.methods import BASES, Contestants, contestants
 from rgpr.paper.networks import ensemble
+from rgpr.posteriors import as_posterior
+from rgpr.posteriors.weight_laplace import choose_prior_precision
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +41,21 @@ def test_every_base_with_and_without_the_residual(competing: Contestants, base: 
     assert confidence(far_extended).mean() < 0.25
     assert extended.tuning is not None
     assert competing.posterior(base) is competing.posterior(base)
+
+
+def test_the_prior_precision_is_what_laplace_torch_chooses(competing: Contestants) -> None:
+    la: Any = Laplace(
+        copy.deepcopy(competing.network),
+        "classification",
+        subset_of_weights="last_layer",
+        hessian_structure="kron",
+    )
+    la.fit(competing.train)
+    choose_prior_precision(la, competing.validation, grid_size=3)
+    (x, _), *_ = competing.test
+    with torch.no_grad():
+        expected, found = as_posterior(la)(x), competing.posterior("LLL")(x)
+    assert torch.allclose(found.variance, expected.variance, rtol=1e-3)
 
 
 def test_the_kinds_of_residual(competing: Contestants) -> None:

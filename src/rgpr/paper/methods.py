@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .. import noise
 from ..baselines.detectors import KNN, Detector, Energy, Mahalanobis, ViM
@@ -50,7 +51,7 @@ from ..posteriors import (
     as_posterior,
 )
 from ..posteriors.sampled import SampledPosterior
-from ..posteriors.weight_laplace import choose_prior_precision
+from ..predictive import probit
 from ..training import Recipe, train
 from ..tuning import TuningResult
 from .data import ImageSet, Loader, grey, read_images, read_split, some
@@ -158,7 +159,8 @@ class Contestants:
         if base not in BASES:
             raise ValueError(f"no base '{base}'; there are {', '.join(BASES)}")
         if base not in self._posteriors:
-            with self._timed(f"{base}, fit"), _quiet():
+            # Fitted when first asked for, which may be amid predictions.
+            with self._timed(f"{base}, fit"), _quiet(), torch.enable_grad():
                 self._posteriors[base] = BASES[base](self)
         return self._posteriors[base]
 
@@ -268,8 +270,25 @@ def _last_layer(c: Contestants) -> Posterior:
         hessian_structure="kron",
     )
     la.fit(c.train)
-    choose_prior_precision(la, c.validation, grid_size=3 if c.context.small else 41)
-    return as_posterior(la)
+
+    def posterior(precision: float) -> Posterior:
+        la.prior_precision = precision
+        return as_posterior(la)
+
+    # Our closed form for each: laplace-torch's own search takes fifty times as long for the same.
+    candidates = torch.logspace(-4, 4, 3 if c.context.small else 41).tolist()
+    return posterior(min(candidates, key=lambda p: _loss(posterior(p), c.validation)))
+
+
+@torch.no_grad()
+def _loss(posterior: Posterior, validation: Loader) -> float:
+    """Negative log-likelihood of the probit."""
+    losses = []
+    for x, y in validation:
+        gaussian = posterior(x)
+        p = probit(gaussian, torch.zeros(len(x), dtype=torch.float64, device=x.device))
+        losses.append(F.nll_loss(p.log(), y, reduction="none"))
+    return float(torch.cat(losses).mean())
 
 
 def _swag(c: Contestants) -> Posterior:
