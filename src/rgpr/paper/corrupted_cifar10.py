@@ -160,7 +160,7 @@ def _bars(folder: Path, units: list[Unit]) -> Block:
                     values.mean(),
                     0.09,
                     yerr=values.std(correction=0),
-                    color=_color(number),
+                    color=COLORS[number],
                     label=method if place == 0 else None,
                 )
         axis.set_xticks(range(len(shift.METRICS)), shift.METRICS)
@@ -176,15 +176,11 @@ def _severities(folder: Path, units: list[Unit]) -> Block:
                 values = torch.tensor(
                     [[seed[metric] for seed in u.result["methods"][method]] for u in units]
                 )
-                axis.plot(SEVERITIES, values.mean((0, 1)), color=_color(number), label=method)
+                axis.plot(SEVERITIES, values.mean((0, 1)), color=COLORS[number], label=method)
             axis.set_title(metric)
             axis.set_xticks(SEVERITIES)
         fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=8)
     return block
-
-
-def _color(number: int) -> str:
-    return "#999999" if number >= len(COLORS) else COLORS[number]
 
 
 def _claims(units: list[Unit]) -> list[Check]:

@@ -118,7 +118,7 @@ def _figure(folder: Path, sets: dict[str, list[Unit]]) -> Block:
     ) as (figure, axes, block):
         for axis, (name, units) in zip(axes[0], sets.items(), strict=True):
             alphas = units[0].arrays["alpha"]
-            for method, color in zip(METHODS, ("#999999", *COLORS), strict=False):
+            for method, color in zip(METHODS, (COLORS[-1], *COLORS), strict=False):
                 means = torch.stack([unit.arrays[f"{method}, mean"] for unit in units])
                 stds = torch.stack([unit.arrays[f"{method}, std"] for unit in units])
                 center = means.mean(0)

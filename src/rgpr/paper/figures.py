@@ -7,19 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-from cycler import cycler
-
 from ..storage import replacing
 from .section import Figure
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-
-__all__ = ["COLORS", "drawing", "plt"]
+__all__ = ["COLORS", "drawing"]
 
 # Okabe and Ito's, which the colour-blind can tell apart.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 
 _STYLE: Any = {
     "figure.dpi": 100,
@@ -38,7 +32,6 @@ _STYLE: Any = {
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,
     "lines.linewidth": 1.4,
-    "axes.prop_cycle": cycler(color=COLORS),
     "svg.fonttype": "none",
     "svg.hashsalt": "rgpr",  # the same picture is the same file
 }
@@ -59,7 +52,14 @@ def drawing(
     Yields:
         matplotlib's figure, its axes, and the block for the section.
     """
-    with plt.rc_context(_STYLE):
+    # Here, as experiments run where there is nothing to draw with.
+    import matplotlib
+    from cycler import cycler
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    with plt.rc_context({**_STYLE, "axes.prop_cycle": cycler(color=COLORS)}):
         figure, axes = plt.subplots(**subplots)
         try:
             yield figure, axes, Figure(name, caption)

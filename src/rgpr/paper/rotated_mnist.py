@@ -126,13 +126,12 @@ def _figure(folder: Path, units: list[Unit]) -> Block:
     angles = [unit.result["angle"] for unit in units]
     with drawing(folder, "rotated", caption, ncols=5, figsize=(13, 2.8)) as (figure, axes, block):
         for axis, metric in zip(axes, shift.METRICS, strict=True):
-            for number, method in enumerate(shift.METHODS):
+            for method, color in zip(shift.METHODS, COLORS, strict=True):
                 seeds = torch.tensor(
                     [[seed[metric] for seed in u.result["methods"][method]] for u in units],
                     dtype=torch.float64,
                 )
                 center, width = seeds.mean(1), seeds.std(1, correction=0)
-                color = "#999999" if number >= len(COLORS) else COLORS[number]
                 axis.plot(angles, center, color=color, label=method)
                 axis.fill_between(angles, center - width, center + width, color=color, alpha=0.15)
             if metric == "accuracy" and not units[0].settings["small"]:
