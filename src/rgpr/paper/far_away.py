@@ -134,13 +134,14 @@ def _figure(folder: Path, sets: dict[str, list[Unit]]) -> Block:
 
 
 def _table(name: str, units: list[Unit]) -> Table:
-    chosen = [0, 4, 8, 16, 24, 40]
+    alphas = units[0].arrays["alpha"].tolist()
+    chosen = [0, 4, 8, 16, 24, len(alphas) - 1]
     rows = []
     for method in METHODS:
         means = [unit.arrays[f"{method}, mean"] for unit in units]
         cells = [spread([float(m[index]) for m in means], 3) for index in chosen]
         rows.append([method, *cells, _reached(units, method)])
-    head = [f"{PAPER_NAMES.get(name, name)}, alpha =", *(f"{ALPHAS[index]:g}" for index in chosen)]
+    head = [f"{PAPER_NAMES.get(name, name)}, alpha =", *(f"{alphas[index]:g}" for index in chosen)]
     return Table([*head, "within 0.01 of 1/C from"], rows, "Mean confidence")
 
 
@@ -150,7 +151,8 @@ def _reached(units: list[Unit], method: str) -> str:
     highest = torch.stack([unit.arrays[f"{method}, mean"] for unit in units]).amax(0)
     above = (highest > limit).nonzero().flatten().tolist()
     first = above[-1] + 1 if above else 0
-    return f"{ALPHAS[first]:.3g}" if first < len(ALPHAS) else "never"
+    alphas = units[0].arrays["alpha"].tolist()
+    return f"{alphas[first]:.3g}" if first < len(alphas) else "never"
 
 
 def _claims(name: str, units: Sequence[Unit]) -> list[Check]:
@@ -171,7 +173,7 @@ def _claims(name: str, units: Sequence[Unit]) -> list[Check]:
     return [
         Check(
             f"{name}: LLL alone does not reach 1/C",
-            f"{farthest['LLL']:.3f} at alpha = {ALPHAS[-1]:g}, 1/C = {limit:g}",
+            f"{farthest['LLL']:.3f} at alpha = {units[0].arrays['alpha'][-1]:g}, 1/C = {limit:g}",
             farthest["LLL"] > limit + CLOSE,
         ),
         Check(
