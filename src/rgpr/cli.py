@@ -97,7 +97,7 @@ def _paper(options: argparse.Namespace) -> int:
 
     if options.paper_command == "list":
         for name, experiment in EXPERIMENTS.items():
-            print(f"{name:16}{experiment.title} ({experiment.paper})")
+            print(f"{name:19}{experiment.title} ({experiment.paper})")
         return 0
     if options.paper_command == "report":
         from .paper.report import write_report
