@@ -2,7 +2,7 @@
 
 By the validation likelihood, with smoothed noise as outliers, and with natural images. The values
 belong to the scale by which representations are standardised, which is not the same in the paper's
-published moments (means) and here (standard deviations), so only their pattern can be compared.
+released code (means) and here (standard deviations), so only their pattern can be compared.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _claim(name: str, units: list[Unit]) -> Check:
 
 
 _DISCUSSION = (
-    "Our tuning ends at the optimum, in seconds, from several starts. Where one layer tells the "
-    "outliers from the data the others are not needed, and their scales run to zero, which is the "
-    "optimum; the paper's descent of a fixed number of steps stays near where it began."
+    "Our tuning goes to the optimum, from several starts. Where one layer tells the outliers from "
+    "the data the others are not needed, and their scales run to zero. The paper does not say from "
+    "where its own starts, nor when it ends."
 )
