@@ -4,10 +4,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, roc_auc_score
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    brier_score_loss,
+    log_loss,
+    roc_auc_score,
+)
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from rgpr.metrics import accuracy, auroc, brier, confidence, ece, fpr95, nll
+from rgpr.metrics import accuracy, auprc, auroc, brier, confidence, ece, fpr95, nll
 
 
 def case(seed: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,6 +75,9 @@ def test_detection_against_scikit_learn_and_counting(seed: int, n: int, m: int, 
     assert auroc(inside, outside) == pytest.approx(
         roc_auc_score(labels.numpy(), torch.cat([inside, outside]).numpy())
     )
+    assert auprc(inside, outside) == pytest.approx(
+        average_precision_score(labels.numpy(), torch.cat([inside, outside]).numpy())
+    )
     pairs = [float(a > b) + 0.5 * float(a == b) for a in inside for b in outside]
     assert auroc(inside, outside) == pytest.approx(sum(pairs) / len(pairs))
     # Every threshold that 95 % of the data pass, in whole numbers; the fewest outliers that do.
@@ -82,6 +91,7 @@ def test_detection_at_its_ends() -> None:
     assert (fpr95(low, high), auroc(low, high)) == (1, 0)
     same = torch.ones(4)
     assert (fpr95(same, same), auroc(same, same)) == (1, 0.5)
+    assert (auprc(high, low), auprc(same, same[:1])) == (1, 0.8)
     infinite = torch.tensor([-torch.inf, 0.0])
     assert auroc(low + 1, infinite) == 1
     # 1 of 20 may be left below, and 0 of 19.
@@ -92,7 +102,7 @@ def test_detection_at_its_ends() -> None:
 
 def test_wrong_scores_are_refused() -> None:
     good = torch.ones(3)
-    for measure in (fpr95, auroc):
+    for measure in (fpr95, auroc, auprc):
         with pytest.raises(ValueError, match=r"in_scores have shape \(3, 1\)"):
             measure(good[:, None], good)
         with pytest.raises(ValueError, match=r"out_scores have shape \(0,\)"):

@@ -208,24 +208,32 @@ def draw_moons(models: Mapping[str, RGPR], task: Task, path: Path, resolution: i
     return save_figure(figure, path)
 
 
-@torch.no_grad()
 def draw_map(panel: Any, model: RGPR, task: Task, width: float, resolution: int) -> Any:
     """Confidence over the plane as shades, with the training data on top."""
+    image = confidence_map(model, width, resolution)
+    return show_map(panel, image, width, *task.train.tensors)
+
+
+@torch.no_grad()
+def confidence_map(model: RGPR, width: float, resolution: int) -> Tensor:
+    """Confidence on a square grid around the origin, rows from the bottom."""
+    return confidence(model(plane(width, resolution))).reshape(resolution, resolution).T
+
+
+def plane(width: float, resolution: int) -> Tensor:
+    """Points of a square grid around the origin, ``(resolution^2, 2)``, column after column."""
     ticks = torch.linspace(-width, width, resolution)
-    image = confidence(model(torch.cartesian_prod(ticks, ticks)))
-    shown = panel.imshow(
-        image.reshape(resolution, resolution).T,
-        origin="lower",
-        extent=(-width, width, -width, width),
-        vmin=0.5,
-        vmax=1,
-        cmap="Blues",
-        aspect="auto",
-    )
-    x, y = task.train.tensors
+    return torch.cartesian_prod(ticks, ticks)
+
+
+def show_map(panel: Any, image: Tensor, width: float, x: Tensor, y: Tensor, **options: Any) -> Any:
+    """An image over the plane as shades, confidence unless told otherwise, and points on top."""
+    options = {"vmin": 0.5, "vmax": 1, "cmap": "Blues", **options}
+    extent = (-width, width, -width, width)
+    shown = panel.imshow(image, origin="lower", extent=extent, aspect="auto", **options)
     for label, color in enumerate(("C1", "C3")):
         chosen = x[y == label]
-        panel.scatter(chosen[:, 0], chosen[:, 1], s=2, color=color, lw=0)
+        panel.scatter(chosen[:, 0], chosen[:, 1], s=2, color=color, lw=0, rasterized=True)
     panel.set_xticks([-width, 0, width])
     panel.set_yticks([-width, 0, width])
     return shown

@@ -1,7 +1,7 @@
 """How good and how honest probabilities are, and how well scores tell data from outliers.
 
-The first take ``(B, C)`` probabilities; :func:`fpr95` and :func:`auroc` take a score for each
-input, higher for inputs that are more like the data.
+The first take ``(B, C)`` probabilities; :func:`fpr95`, :func:`auroc` and :func:`auprc` take a score
+for each input, higher for inputs that are more like the data.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["accuracy", "auroc", "brier", "confidence", "ece", "fpr95", "nll"]
+__all__ = ["accuracy", "auprc", "auroc", "brier", "confidence", "ece", "fpr95", "nll"]
 
 
 def confidence(probabilities: Tensor) -> Tensor:
@@ -97,6 +97,32 @@ def auroc(in_scores: Tensor, out_scores: Tensor) -> float:
     below = torch.searchsorted(ordered, inside)
     not_above = torch.searchsorted(ordered, inside, right=True)
     return int((below + not_above).sum()) / (2 * len(inside) * len(outside))
+
+
+def auprc(in_scores: Tensor, out_scores: Tensor) -> float:
+    """Area under precision against recall (average precision), the data being what is to be found.
+
+    It depends on how many there are of each: scores that tell nothing give the share of the data.
+    Higher scores are more in-distribution; more is better.
+
+    Args:
+        in_scores: Of the data, ``(N,)``.
+        out_scores: Of the outliers, ``(M,)``.
+
+    Raises:
+        ValueError: Not vectors, empty, or with a NaN.
+
+    >>> auprc(torch.tensor([0.9, 0.5]), torch.tensor([0.7]))
+    0.8333333333333333
+    """
+    inside, outside = _scores("in_scores", in_scores), _scores("out_scores", out_scores)
+    outside = outside.to(inside.device)
+    # Every data point is a threshold: how many of each kind reach it.
+    found, mistaken = (
+        len(scores) - torch.searchsorted(scores.sort().values, inside)
+        for scores in (inside, outside)
+    )
+    return (found / (found + mistaken).double()).mean().item()
 
 
 def _scores(name: str, scores: Tensor) -> Tensor:

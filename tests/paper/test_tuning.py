@@ -5,20 +5,25 @@ from pathlib import Path
 import pytest
 
 from rgpr.cli import main
+from rgpr.paper import tuning
+from rgpr.paper.experiment import read_units
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_figure_and_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figure_and_the_table(tmp_path: Path) -> None:
     assert main(["paper", "run", "tuning", "--small", "--out", str(tmp_path / "new")]) == 0
-    picture, table = tmp_path / "new" / "tuning.png", tmp_path / "new" / "tuning.md"
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    rows = [line.split("|")[1:-1] for line in table.read_text().splitlines()[2:]]
+    folder = tmp_path / "new" / "tuning"
+    assert (folder / "tuning.png").read_bytes().startswith(b"\x89PNG")
+    table, maps = read_units(folder)
+    rows = table.result["rows"]
     assert len(rows) == 9
-    assert all(len(row) == 9 for row in rows)
-    by_name = {row[0].strip(): row for row in rows}
     # Confidence at ten times the data: less after tuning for outliers than after the likelihood.
-    assert float(by_name["L_OOD"][6]) < float(by_name["L_LL"][6])
-    assert table.read_text().strip() in capsys.readouterr().out
+    assert rows["L_OOD"]["confidence"]["10 x"] < rows["L_LL"]["confidence"]["10 x"]
+    assert rows["base alone"]["seconds"] is None
+    page = (folder / "tuning.md").read_text()
+    assert all(f"| {name} |" in page for name in rows)
+    assert set(maps.result["sigma2"]) == {"untuned", *tuning.OBJECTIVES}
+    assert all(check.passed for check in tuning.render(folder).checks)
 
 
 def test_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,31 +1,36 @@
-"""Objectives for sigma2: the paper's figure on two moons, and what each does to digits.
+"""Figure "tuning": objectives for sigma2 on two moons; and what each does to digits.
 
 The base is last-layer Laplace for the moons, with uniform noise around them as outliers, and the
 network itself for digits, with the default outliers, :func:`rgpr.noise.like_data`. Validation data
-are held out of the test set.
+are held out of the test set. The table of digits, budgets, temperatures and the adaptive residual
+are not in the paper.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib import pyplot as plt
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from .. import noise
-from ..demo import Task, digits, draw_map, moons, save_figure, train, wrap
+from ..demo import Task, confidence_map, digits, moons, show_map, train, wrap
 from ..metrics import accuracy, confidence, ece, nll
 from ..model import RGPR
-from ..storage import replacing
 from ..tuning import TuningResult
+from .experiment import Context, Result, Unit, read_units, run_units
+from .figures import drawing
+from .moons import uniform_around
+from .section import Check, Figure, Section, Table, Text, provenance
 
-__all__ = ["run"]
+__all__ = ["render", "run"]
 
+NAME = "tuning"
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "marginal likelihood": {"objective": "marginal-likelihood"},
     "L_LL": {"objective": "likelihood"},
@@ -40,70 +45,65 @@ BEYOND: dict[str, dict[str, Any]] = {
         "max_ece_increase": 0.005,
     },
 }
+WIDTHS = {"zoomed in": 3.0, "zoomed out": 30.0}
+_TITLES = {"L_LL": r"$\mathcal{L}_\mathrm{LL}$", "L_OOD": r"$\mathcal{L}_\mathrm{OOD}$"}
 
 
-def run(out: Path, *, seed: int = 0, small: bool = False) -> None:
-    """Draw ``tuning.png``, write ``tuning.md``, print both paths."""
-    epochs = 10 if small else 100
-    picture = figure(out / "tuning.png", seed, epochs, resolution=40 if small else 200)
-    text = table(seed, epochs)
-    path = out / "tuning.md"
-    with replacing(path) as temporary:
-        temporary.write_text(text + "\n")
-    print(f"{text}\n\nwritten to {picture.resolve()} and {path.resolve()}")
+def run(context: Context) -> None:
+    """Two units: the maps of the moons, and the table of digits, for the first seed."""
+    seed, epochs = context.seeds[0], 10 if context.small else 100
+    units = {
+        "moons": partial(_moons, seed, epochs, resolution=40 if context.small else 120),
+        "digits": partial(_digits, seed, epochs),
+    }
+    run_units(context, NAME, units, seed=seed)
 
 
-def figure(path: Path, seed: int, epochs: int, resolution: int) -> Path:
-    """The paper's figure "tuning": untuned, and after each objective, side by side."""
+def _moons(seed: int, epochs: int, resolution: int) -> Result:
+    """Maps of the confidence, untuned and after each objective."""
     task, _, extended, validation, _ = _prepare(moons(seed), "last-layer Laplace", seed, epochs)
-    around = _uniform_around(task.train.tensors[0], seed)
-    figure, axes = plt.subplots(
-        2, 1 + len(OBJECTIVES), figsize=(10, 4.6), layout="constrained", sharex="row", sharey="row"
-    )
+    x, y = task.train.tensors
+    around = uniform_around(x, seed)
     extended.sigma2 = 1.0
-    shown: Any = None
+    arrays: dict[str, Tensor] = {"x": x, "y": y}
+    sigma2: dict[str, list[float]] = {}
 
-    def column(number: int, title: str) -> None:
-        nonlocal shown
-        axes[0, number].set_title(title, fontsize=10)
-        for row, width in enumerate((3.0, 30.0)):
-            shown = draw_map(axes[row, number], extended, task, width, resolution)
+    def keep(name: str) -> None:
+        sigma2[name] = extended.sigma2.tolist()
+        for zoom, width in WIDTHS.items():
+            arrays[f"{name}, {zoom}"] = confidence_map(extended, width, resolution).half()
 
-    column(0, "untuned")
-    titles = {"L_LL": r"$L_\mathrm{LL}$", "L_OOD": r"$L_\mathrm{OOD}$"}
-    for number, (name, _) in enumerate(_tuned(extended, validation, OBJECTIVES, around), start=1):
-        column(number, titles.get(name, name))
-    axes[0, 0].set_ylabel("zoomed in")
-    axes[1, 0].set_ylabel("zoomed out")
-    figure.colorbar(shown, ax=axes, label="confidence", shrink=0.8)
-    return save_figure(figure, path)
+    keep("untuned")
+    for name, _ in _tuned(extended, validation, OBJECTIVES, around):
+        keep(name)
+    return {"sigma2": sigma2, "layers": extended.layers, "arrays": arrays}
 
 
-def table(seed: int, epochs: int) -> str:
-    """Test metrics of digits after each objective, as Markdown."""
+def _digits(seed: int, epochs: int) -> Result:
+    """Test metrics of digits after each objective."""
     task, base, extended, validation, (x, y) = _prepare(digits(seed), "MAP", seed, epochs)
     noisy = noise.uniform(x, generator=torch.Generator().manual_seed(seed))
-    lines = [
-        "| digits | accuracy | NLL | ECE | confidence: test | uniform noise "
-        "| 10 x | 1000 x | seconds |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    rows: dict[str, dict[str, Any]] = {}
 
-    def row(name: str, model: RGPR, seconds: float | None) -> None:
-        with torch.no_grad():
-            p = model(x)
-            far = [confidence(model(z)).mean().item() for z in (x, noisy, 10 * x, 1000 * x)]
-        numbers = [f"{accuracy(p, y):.1%}", f"{nll(p, y):.3f}", f"{ece(p, y):.1%}"]
-        numbers += [f"{value:.2f}" for value in far]
-        lines.append(f"| {name} | {' | '.join(numbers)} | {f'{seconds:.2f}' if seconds else '-'} |")
+    @torch.no_grad()
+    def row(name: str, model: RGPR, seconds: float | None = None) -> None:
+        p = model(x)
+        inputs = {"test": x, "uniform noise": noisy, "10 x": 10 * x, "1000 x": 1000 * x}
+        rows[name] = {
+            "accuracy": accuracy(p, y),
+            "nll": nll(p, y),
+            "ece": ece(p, y),
+            "confidence": {kind: confidence(model(z)).mean().item() for kind, z in inputs.items()},
+            "seconds": seconds,
+        }
 
-    row("base alone", base, None)
-    row("untuned", extended, None)
+    row("base alone", base)
+    row("untuned", extended)
     for name, result in _tuned(extended, validation, OBJECTIVES | BEYOND, None):
         row(name, extended, result.seconds)
     adaptive = RGPR(base.posterior.network).fit(DataLoader(task.train, batch_size=256))
     row("adaptive residual, L_OOD", adaptive, adaptive.tune(validation).seconds)
-    return "\n".join(lines)
+    return {"rows": rows}
 
 
 def _prepare(
@@ -134,9 +134,85 @@ def _tuned(
             yield name, model.tune(validation, ood=ood, **options)
 
 
-def _uniform_around(x: Tensor, seed: int) -> list[Tensor]:
-    """Uniform noise in a box three times as wide as the data."""
-    low, high = x.amin(0), x.amax(0)
-    margin = high - low
-    generator = torch.Generator().manual_seed(seed)
-    return [noise.uniform(x, low=low - margin, high=high + margin, generator=generator)]
+# -- what it shows -------------------------------------------------------------------------------
+
+
+def render(folder: Path) -> Section:
+    """The figure and the table, of those units that are there."""
+    units = {unit.name: unit for unit in read_units(folder)}
+    section = Section()
+    if "moons" in units:
+        section.add(_figure(folder, units["moons"]))
+        sigma2 = units["moons"].result["sigma2"]
+        rows = [[name, *(f"{value:.3g}" for value in values)] for name, values in sigma2.items()]
+        section.add(Table(["sigma2", *units["moons"].result["layers"]], rows, "Scales found"))
+        section.checks += _claims(units["moons"])
+    if "digits" in units:
+        section.add(
+            Text(
+                "The same objectives on digits, over the network alone, with the default outliers; "
+                "then what the library has beyond the paper: a temperature tuned with the scales, "
+                "budgets, and the adaptive residual."
+            ),
+            _table(units["digits"].result["rows"]),
+        )
+    section.add(*provenance(list(units.values())))
+    return section
+
+
+def _figure(folder: Path, unit: Unit) -> Figure:
+    maps, names = unit.arrays, list(unit.result["sigma2"])
+    caption = (
+        "Confidence of last-layer Laplace with RGPR on two moons, untuned (all scales 1) and after "
+        "each objective; above near the data, below from ten times as far. Outliers for tuning "
+        "are uniform noise in a box three times as wide as the data."
+    )
+    with drawing(
+        folder,
+        "tuning",
+        caption,
+        nrows=2,
+        ncols=len(names),
+        figsize=(7.2, 3.4),
+        sharex="row",
+        sharey="row",
+    ) as (figure, axes, block):
+        for column, name in enumerate(names):
+            axes[0, column].set_title(_TITLES.get(name, name))
+            for row, (zoom, width) in enumerate(WIDTHS.items()):
+                image = maps[f"{name}, {zoom}"].float()
+                shown = show_map(axes[row, column], image, width, maps["x"], maps["y"])
+        for row, zoom in enumerate(WIDTHS):
+            axes[row, 0].set_ylabel(zoom)
+        figure.colorbar(shown, ax=axes, label="confidence", shrink=0.8)
+    return block
+
+
+def _table(rows: dict[str, Any]) -> Table:
+    kinds = list(next(iter(rows.values()))["confidence"])
+    head = ["digits", "accuracy", "NLL", "ECE", *(f"confidence: {kind}" for kind in kinds)]
+    cells = []
+    for name, row in rows.items():
+        numbers = [f"{row['accuracy']:.1%}", f"{row['nll']:.3f}", f"{row['ece']:.1%}"]
+        numbers += [f"{value:.2f}" for value in row["confidence"].values()]
+        cells.append([name, *numbers, "-" if row["seconds"] is None else f"{row['seconds']:.2f}"])
+    return Table([*head, "seconds to tune"], cells)
+
+
+def _claims(unit: Unit) -> list[Check]:
+    """The likelihood alone leaves more confidence outside the data than the outliers do."""
+    # The corners of the map near the data: away from it, but not far.
+    outside = {
+        name: float(
+            unit.arrays[f"{name}, zoomed in"].float()[[0, 0, -1, -1], [0, -1, 0, -1]].mean()
+        )
+        for name in ("L_LL", "L_OOD")
+    }
+    return [
+        Check(
+            "L_LL alone is overconfident outside the data; L_OOD is less so",
+            f"mean confidence in the four corners of the upper maps: L_LL {outside['L_LL']:.3f}, "
+            f"L_OOD {outside['L_OOD']:.3f}",
+            outside["L_OOD"] < outside["L_LL"],
+        )
+    ]

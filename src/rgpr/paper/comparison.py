@@ -1,0 +1,54 @@
+"""What the sections of the image experiments share: sets by name, values over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .experiment import Unit
+from .published import published
+from .section import Block, Text
+
+__all__ = ["PAPER_NAMES", "by_set", "over_seeds", "remarks", "stand_ins"]
+
+# The in-distribution sets, in the paper's order and by the names of its tables.
+PAPER_NAMES = {"mnist": "MNIST", "cifar10": "CIFAR10", "svhn": "SVHN", "cifar100": "CIFAR100"}
+
+
+def by_set(units: Iterable[Unit]) -> dict[str, list[Unit]]:
+    """The units of each in-distribution set, in the paper's order; others come last."""
+    found: dict[str, list[Unit]] = {}
+    for unit in units:
+        found.setdefault(unit.result["set"], []).append(unit)
+    order = [*PAPER_NAMES, *found]
+    return {name: found[name] for name in sorted(found, key=order.index)}
+
+
+def over_seeds(units: Sequence[Unit], *keys: str) -> list[Any]:
+    """What each unit has under these keys of its result; nothing if one of them lacks it."""
+    values = [unit.result for unit in units]
+    for key in keys:
+        if not all(key in value for value in values):
+            return []
+        values = [value[key] for value in values]
+    return list(values)
+
+
+def stand_ins(units: Iterable[Unit]) -> list[Block]:
+    """A paragraph for each set that is not what its name says, or that is missing."""
+    blocks: list[Block] = []
+    for unit in units:
+        for name, note in unit.result.get("notes", {}).items():
+            blocks.append(Text(f"{name} is a stand-in: {note}."))
+        for name, remedy in unit.result.get("missing", {}).items():
+            blocks.append(Text(f"Outliers {name} are left out: {remedy}"))
+    return list(dict.fromkeys(blocks))
+
+
+def remarks(*tables: str) -> list[Block]:
+    """What is to be known about the numbers that the paper printed."""
+    return [
+        Text(f"On the paper's {table['label']}: {remark}")
+        for table in map(published, tables)
+        for remark in table["remarks"]
+    ]

@@ -1,0 +1,107 @@
+"""Table "ood_imagenet": natural images instead of noise as outliers for tuning.
+
+ECE, and FPR95 averaged over the sets of outliers, when sigma2 is tuned by the validation
+likelihood, with smoothed noise, and with ImageNet at 32 x 32 or its stand-in. For MNIST natural
+images are made grey, 28 x 28.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from statistics import mean
+
+from .comparison import PAPER_NAMES, by_set, over_seeds, remarks, stand_ins
+from .data import read_outliers
+from .detection import measure
+from .experiment import Context, Result, Unit, read_units, run_units
+from .methods import contestants
+from .section import Check, Section, Table, Text, beside, printed, provenance, spread
+
+__all__ = ["render", "run"]
+
+NAME = "natural-images"
+# Our names, and the paper's.
+METHODS = {
+    "LLL-RGPR-LL": "LLL-RGPR-LL",
+    "LLL-RGPR-OOD": "LLL-RGPR-OOD",
+    "LLL-RGPR-OOD-natural": "LLL-RGPR-OOD ImageNet",
+}
+
+
+def run(context: Context) -> None:
+    """A unit for each set and seed."""
+    for name in context.image_sets(*PAPER_NAMES):
+        units = {
+            f"{name}-seed{seed}": partial(_unit, context, name, seed) for seed in context.seeds
+        }
+        run_units(context, NAME, units, recipe=context.recipe)
+
+
+def _unit(context: Context, name: str, seed: int) -> Result:
+    outliers, missing = read_outliers(context.data, name, context.device, context.download)
+    competing = contestants(context, name, seed)
+    found = {
+        method.name: measure(method.predict, competing.test, outliers)
+        for method in competing.methods(METHODS)
+    }
+    notes = {kind: images.note for kind, images in outliers.items() if images.note}
+    return {
+        "set": name,
+        "seed": seed,
+        "notes": competing.notes | notes,
+        "missing": missing,
+        "methods": found,
+    }
+
+
+# -- what it shows -------------------------------------------------------------------------------
+
+
+def render(folder: Path) -> Section:
+    """The paper's table."""
+    units = read_units(folder)
+    sets = by_set(units)
+    section = Section([Text("In %, less is better; FPR95 is the mean over the sets of outliers.")])
+    section.add(*stand_ins(units))
+    head = [PAPER_NAMES.get(name, name) for name in sets]
+    for metric, keys in (("ECE", ("ece",)), ("FPR95", ("fpr95", "mean"))):
+        rows = []
+        for method, paper in METHODS.items():
+            cells = [
+                beside(
+                    spread(over_seeds(found, "methods", method, *keys), 1, 100),
+                    printed("ood_imagenet", **{"in": column}, method=paper, metric=metric),
+                )
+                for column, found in zip(head, sets.values(), strict=True)
+            ]
+            rows.append([method, *cells])
+        section.add(Table([metric, *head], rows))
+    section.add(*remarks("ood_imagenet"), *provenance(units))
+    for name, found in sets.items():
+        section.checks += _claims(PAPER_NAMES.get(name, name), found)
+    return section
+
+
+def _claims(name: str, units: list[Unit]) -> list[Check]:
+    def averaged(method: str, *keys: str) -> float:
+        return 100 * float(mean(over_seeds(units, "methods", method, *keys)))
+
+    noise, natural = "LLL-RGPR-OOD", "LLL-RGPR-OOD-natural"
+    errors = averaged(noise, "ece"), averaged(natural, "ece")
+    passes = averaged(noise, "fpr95", "mean"), averaged(natural, "fpr95", "mean")
+    worse, comparable = errors[1] >= errors[0], passes[1] <= passes[0] + 5
+    return [
+        Check(
+            f"{name}: with natural images the ECE gets worse",
+            f"{errors[0]:.1f} % with noise, {errors[1]:.1f} % with natural images",
+            worse,
+            "" if worse else "In the paper's table it gets better on MNIST.",
+        ),
+        Check(
+            f"{name}: with natural images the FPR95 is at most 5 points above that with noise",
+            f"{passes[0]:.1f} % with noise, {passes[1]:.1f} % with natural images",
+            comparable,
+            "" if comparable else "In the paper's table it is 15 points above on CIFAR10.",
+        ),
+    ]

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from laplace import Laplace
+
+from rgpr.metrics import accuracy, confidence
+from rgpr.paper.experiment import Context
+from rgpr.paper.methods import BASES, Contestants, contestants
+from rgpr.paper.networks import ensemble
+from rgpr.posteriors import as_posterior
+from rgpr.posteriors.weight_laplace import choose_prior_precision
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
+    return Context(tmp_path_factory.mktemp("methods"), small=True, seeds=(0,))
+
+
+@pytest.fixture(scope="module")
+def competing(context: Context) -> Contestants:
+    return contestants(context, "digits", 0)
+
+
+@pytest.mark.parametrize("base", list(BASES))
+def test_every_base_with_and_without_the_residual(competing: Contestants, base: str) -> None:
+    x = torch.cat([x for x, _ in competing.test])
+    y = competing.test.y
+    assert y is not None
+    plain, extended = competing.method(base), competing.method(f"{base}-RGPR-OOD")
+    with torch.no_grad():
+        p, q = plain.predict(x), extended.predict(x)
+        far, far_extended = (m.predict(1e6 * x) for m in (plain, extended))
+    assert accuracy(p, y) > 0.85
+    assert accuracy(q, y) == pytest.approx(accuracy(p, y), abs=0.01)
+    assert torch.equal(p, plain.predict(x))  # samples are the same at every call
+    assert confidence(far_extended).mean() <= confidence(far).mean() + 1e-3
+    assert confidence(far_extended).mean() < 0.25
+    assert extended.tuning is not None
+    assert competing.posterior(base) is competing.posterior(base)
+
+
+def test_the_prior_precision_is_what_laplace_torch_chooses(competing: Contestants) -> None:
+    la: Any = Laplace(
+        copy.deepcopy(competing.network),
+        "classification",
+        subset_of_weights="last_layer",
+        hessian_structure="kron",
+    )
+    la.fit(competing.train)
+    choose_prior_precision(la, competing.validation, grid_size=3)
+    (x, _), *_ = competing.test
+    with torch.no_grad():
+        expected, found = as_posterior(la)(x), competing.posterior("LLL")(x)
+    assert torch.allclose(found.variance, expected.variance, rtol=1e-3)
+
+
+def test_the_kinds_of_residual(competing: Contestants) -> None:
+    fixed = competing.method("LLL-RGPR").model
+    assert fixed is not None
+    assert set(fixed.sigma2.tolist()) == {1e-10}
+    assert competing.method("LLL").model is not None
+    natural, noise = (competing.method(f"LLL-RGPR-OOD{kind}") for kind in ("-natural", ""))
+    assert natural.tuning is not None
+    assert noise.tuning is not None
+    assert natural.tuning.sigma2 == noise.tuning.sigma2  # digits have no natural images
+    with pytest.raises(ValueError, match="no base 'LLLL'"):
+        competing.method("LLLL-RGPR")
+    with pytest.raises(ValueError, match="no method 'LLL-RGPR-XY'"):
+        competing.method("LLL-RGPR-XY")
+
+
+def test_the_same_within_a_run(context: Context, competing: Contestants) -> None:
+    assert contestants(context, "digits", 0) is competing
+    assert competing.classes == 10
+    assert "training" in competing.seconds
+    rows = {tuple(row.tolist()) for row in competing.validation.x.flatten(1)}
+    assert len(rows & {tuple(row.tolist()) for row in competing.test.x.flatten(1)}) <= 2
+
+
+def test_ensembles_overlap(context: Context) -> None:
+    """Those of seeds 0 and 1 share four members, read from the same checkpoints."""
+    first, second = ensemble(context, "digits", 0), ensemble(context, "digits", 1)
+    assert len(list((context.out / "checkpoints").glob("digits-fast-small-seed*"))) == 6
+    for a, b in zip(first[1:], second[:-1], strict=True):
+        states = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+        assert all(torch.equal(s, t) for s, t in states)
