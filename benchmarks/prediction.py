@@ -88,7 +88,7 @@ def _floor(network: nn.Module, model: RGPR, x: Tensor, device: str) -> dict[str,
 
 
 def _bandwidth(device: str, size: int = 1 << 28) -> float:
-    """Bytes a second that a copy reads; it writes as many."""
+    """Bytes a second that a copy reads and writes, together."""
     source = torch.empty(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     taken = []

@@ -22,23 +22,28 @@ def build(kernel: Any, *types: str, **constants: Any) -> None:
     print("compiled", kernel.__name__, types)
 
 
-wide = "*fp64"
-for dtype in ("*fp32", "*bf16", "*fp16", "*fp64"):
-    own = wide if dtype == wide else "*fp32"
+def main() -> None:
+    wide = "*fp64"
+    for dtype in ("*fp32", "*bf16", "*fp16", "*fp64"):
+        own = wide if dtype == wide else "*fp32"
+        build(
+            kernels._mean_cubes, dtype, own, own, own, wide, "i32", "i32",
+            OFFSET=True, CHANNELS_LAST=True, BLOCK=1024,
+        )  # fmt: skip
+        build(
+            kernels._add_moments, dtype, own, wide, wide, "i32", "i32", "i32",
+            CHANNELS_LAST=True, ROWS=32, COLUMNS=64,
+        )  # fmt: skip
+        build(
+            kernels._probit, dtype, wide, wide, wide, wide, wide, dtype, "fp32", "i32", "i32",
+            CALIBRATED=True, CLASSES=16, LAYERS=4,
+        )  # fmt: skip
+    for own in ("*fp32", wide):
+        build(kernels._peak_out, own, own, own, "i32", BLOCK=512)
     build(
-        kernels._mean_cubes, dtype, own, own, own, wide, "i32", "i32",
-        OFFSET=True, CHANNELS_LAST=True, BLOCK=1024,
+        kernels._nearest_mean_cubes, *["*fp32"] * 5, wide, "i32", "i32", OFFSET=True, BLOCK=512
     )  # fmt: skip
-    build(
-        kernels._add_moments, dtype, own, wide, wide, "i32", "i32", "i32",
-        CHANNELS_LAST=True, ROWS=32, COLUMNS=64,
-    )  # fmt: skip
-    build(
-        kernels._probit, dtype, wide, wide, wide, wide, wide, dtype, "fp32", "i32", "i32",
-        CALIBRATED=True, CLASSES=16, LAYERS=4,
-    )  # fmt: skip
-for own in ("*fp32", wide):
-    build(kernels._peak_out, own, own, own, "i32", BLOCK=512)
-build(
-    kernels._nearest_mean_cubes, *["*fp32"] * 5, wide, "i32", "i32", OFFSET=True, BLOCK=512
-)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

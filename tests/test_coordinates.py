@@ -97,6 +97,38 @@ def test_class_moments_against_plain_sums(n: int, classes: int, seed: int) -> No
     assert torch.equal(full.counts, torch.bincount(y, minlength=classes).double())
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_class_that_comes_late_far_away(shards: int) -> None:
+    """Its spread must not drown in its distance from the others."""
+    noise = torch.randn(400, 3).double()
+    y = torch.arange(400) // 200
+    h = 1e6 * y[:, None] + 0.1 * noise
+    parts = [ClassMoments(2) for _ in range(shards)]
+    for number, (rows, labels) in enumerate(zip(h.split(50), y.split(50), strict=True)):
+        parts[number * shards // 8].update(rows, labels)
+    moments = ClassMoments(2)
+    for part in parts:
+        moments.merge(part.state)
+    expected = sum(torch.cov(0.1 * noise[y == c].T, correction=0) for c in (0, 1)) / 2
+    torch.testing.assert_close(moments.covariance, expected, rtol=1e-6, atol=1e-9)
+    constant = ClassMoments(2)
+    for label in (0, 1):
+        constant.update(torch.full((5, 3), 0.1 + 7 * label), torch.full((5,), label))
+    assert constant.covariance.abs().max() == 0
+
+
+def test_whitened_layers_before_one_that_works_in_place() -> None:
+    x = torch.randn(100, 4)
+    torch.manual_seed(1)
+    models = []
+    for inplace in (False, True):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace), nn.Linear(6, 3))
+        recipe = rgpr.ResidualRecipe(hidden=Strategy("whitened", "raw"))
+        models.append(rgpr.RGPR(network, layers=["0"], residual=recipe).fit([x[:50], x[50:]]))
+    torch.testing.assert_close(models[0].variance(x), models[1].variance(x))
+
+
 def test_thousands_of_classes_take_no_cube() -> None:
     """(B, C, D) would be eight gigabytes here."""
     classes, width = 4000, 256

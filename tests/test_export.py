@@ -4,6 +4,7 @@ import copy
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import rgpr
 from networks import LeNet, blobs, convolutional, laplace_over_blobs, mlp
 from rgpr import export
-from rgpr.posteriors import MCDropout
+from rgpr.posteriors import MCDropout, Temperature
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -43,6 +44,7 @@ MODELS = {
     "diagonal": (lambda: laplace_model(structure="diag"), (4,)),
     "full": (lambda: laplace_model(structure="full"), (4,)),
     "tuned and calibrated": (adaptive, (4,)),
+    "temperature": (lambda: rgpr.RGPR(Temperature(mlp(), 1.5)).fit([blobs()[0]]), (4,)),
     "ensemble": (lambda: rgpr.RGPR([mlp(), mlp()]).fit([blobs()[0]]), (4,)),
 }
 
@@ -135,6 +137,19 @@ def test_compiled_in_place() -> None:
     for rows in (len(x), 7, 1, len(x), 12):
         torch.testing.assert_close(model(x[:rows]), expected[:rows], rtol=1e-5, atol=1e-6)
     assert network.training
+    assert torch.equal(model(x[:0]), expected[:0])
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(model(x), expected, rtol=0.1, atol=0.05)
+    before = network[-1].bias.detach().clone()
+    for change in (
+        lambda: network[-1].bias.data.zero_(),
+        lambda: network.load_state_dict({**network.state_dict(), "4.bias": before}, assign=True),
+        lambda: network.__setitem__(1, nn.Tanh()),
+        lambda: network.__setitem__(1, nn.ReLU()),
+        lambda: setattr(model, "calibration", 0.5),
+    ):
+        change()
+        torch.testing.assert_close(model(x), model.forward(x), rtol=1e-5, atol=1e-6)
     model.sigma2 = 3 * model.sigma2
     changed = model(x)
     assert (changed - expected).abs().max() > 1e-3
@@ -145,6 +160,30 @@ def test_compiled_in_place() -> None:
     torch.testing.assert_close(copy.deepcopy(model)(x), changed, rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="fitted on inputs of shape"):
         model(x[:, :2])
+
+
+def test_compiled_calls_from_several_threads() -> None:
+    model = rgpr.RGPR(mlp()).fit([blobs()[0]]).requires_grad_(False)
+    model.posterior.network.train()
+    x = blobs()[0]
+    expected = model(x)
+    model.compile(backend="aot_eager")
+    model(x), model(x[:5])  # made before the threads begin
+    with ThreadPoolExecutor(4) as pool:
+        for size, p in zip(
+            [60, 7, 60, 20] * 5, pool.map(lambda n: model(x[:n]), [60, 7, 60, 20] * 5), strict=True
+        ):
+            torch.testing.assert_close(p, expected[:size], rtol=1e-5, atol=1e-6)
+    assert model.posterior.network.training
+
+
+def test_a_hook_on_the_compiled_model_still_runs() -> None:
+    model = rgpr.RGPR(mlp()).fit([blobs()[0]])
+    model.compile(backend="aot_eager")
+    seen = []
+    model.register_forward_hook(lambda *arguments: seen.append(1))
+    model(blobs()[0])
+    assert seen
 
 
 def test_compiled_calls_still_have_gradients() -> None:

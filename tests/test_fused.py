@@ -166,7 +166,8 @@ def by_kernels(operations: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole models by the kernels, also where Triton's interpreter has to take them."""
     if operations is fused:
         pytest.skip("compares kernels with torch")
-    monkeypatch.setattr(fused, "_kernels", lambda h: operations)
+    monkeypatch.setattr(fused, "_on_gpu", lambda h: True)
+    monkeypatch.setattr(fused, "_triton", lambda device: operations)
 
 
 def calibrated() -> rgpr.RGPR:
@@ -192,7 +193,7 @@ MODELS = {
 @torch.no_grad()
 def test_whole_predictions(build, by_kernels: None, operations: ModuleType) -> None:  # type: ignore[no-untyped-def]
     with torch.device("cpu"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "_kernels", lambda h: None)
+        patch.setattr(fused, "_on_gpu", lambda h: False)
         model, (x, _) = build(), blobs()
         model.temperature = 1.0 if model.calibration is not None else 1.7
         rows = [alpha * x[:4] for alpha in (1, 3, 100, 1e6, 1e13, 1e30, 1e38)]
@@ -202,7 +203,7 @@ def test_whole_predictions(build, by_kernels: None, operations: ModuleType) -> N
         rows = torch.cat([*rows, strange])
     model.to(torch.get_default_device())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "_kernels", lambda h: None)
+        patch.setattr(fused, "_on_gpu", lambda h: False)
         expected = model(rows.to(torch.get_default_device()))
     ours = model(rows.to(torch.get_default_device()))
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
@@ -217,7 +218,7 @@ def test_fitting(by_kernels: None) -> None:
     network = mlp().to(device)
     ours = rgpr.RGPR(network).fit([(x[:30], y[:30]), (x[30:], y[30:])])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "_kernels", lambda h: None)
+        patch.setattr(fused, "_on_gpu", lambda h: False)
         expected = rgpr.RGPR(network).fit([(x[:30], y[:30]), (x[30:], y[30:])])
     torch.testing.assert_close(ours.variance(3 * x), expected.variance(3 * x), rtol=1e-4, atol=0)
 
@@ -241,3 +242,34 @@ def test_kernels_compile_for_gpus(operations: ModuleType, capability: int) -> No
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("compiled") == 15
+
+
+@pytest.mark.parametrize("layers", ["input", "auto"])
+def test_gradients_are_torchs(by_kernels: None, layers: str) -> None:
+    """Also where the logits alone have some."""
+    device = torch.get_default_device()
+    x = blobs()[0][:5].to(device)
+    model = rgpr.RGPR(mlp().to(device), layers=layers).fit([blobs()[0].to(device)])
+    model.posterior.network[:-1].requires_grad_(False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "_on_gpu", lambda h: False)
+        model(x).amax(1).sum().backward()
+        expected = model.posterior.network[-1].weight.grad.clone()
+        _, slope = torch.func.jvp(model.variance, (x,), (torch.ones_like(x),))
+    model.zero_grad()
+    model(x).amax(1).sum().backward()
+    torch.testing.assert_close(model.posterior.network[-1].weight.grad, expected)
+    torch.testing.assert_close(
+        torch.func.jvp(model.variance, (x,), (torch.ones_like(x),))[1], slope
+    )
+
+
+def test_rows_that_do_not_fit_are_refused(operations: ModuleType) -> None:
+    with pytest.raises((ValueError, RuntimeError), match=r"shape|fit|size"):
+        operations.mean_cubes(drawn(0, 4, 10), torch.zeros(7), torch.ones(7), None)
+
+
+def test_float64_rows_keep_their_digits(operations: ModuleType) -> None:
+    h = torch.tensor([[1 + 1e-9, 1.0]], dtype=torch.float64)
+    ours = operations.mean_cubes(h, torch.ones(2), torch.full((2,), 1e-9), None)
+    assert ours.item() == pytest.approx(1 / 6, rel=1e-5)

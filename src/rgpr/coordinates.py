@@ -78,7 +78,8 @@ class Coordinates(StableBuffers):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        Coordinates.kinds[cls.kind] = cls
+        if "kind" in cls.__dict__:  # exporters make subclasses too, as stand-ins
+            Coordinates.kinds[cls.kind] = cls
 
     def __init__(self, of: str, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -230,8 +231,11 @@ class Prototypes(Coordinates):
             # Looking at a value costs nothing here: only rows that overflow need their peak out.
             products = self._products(rows)
             u = nearest_mean_cubes(products, self.centers, self.halves, None, self.offset)
-            if bool(u.isfinite().all()):
-                return u
+            finite = u.isfinite()
+            return u if bool(finite.all()) else torch.where(finite, u, self._safely(rows))
+        return self._safely(rows)
+
+    def _safely(self, rows: Tensor) -> Tensor:
         rows, peak = peak_out(rows)
         products = self._products(rows)
         return nearest_mean_cubes(products, self.centers, self.halves, peak, self.offset)
@@ -405,6 +409,7 @@ class Collector:
                 self.classes = ClassMoments(count, diagonal=wide)
             if y is None or not self.needs_classes:
                 y = torch.zeros(len(h), dtype=torch.long, device=h.device)
+                h = h.clone()  # the next layer may change it in place
             self._waiting.append((h, y))
             # Many small batches are taken in as one: on a GPU each would be mostly waiting.
             if sum(part.nbytes for part, _ in self._waiting) > _TOGETHER:

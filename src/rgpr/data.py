@@ -34,7 +34,7 @@ __all__ = [
 # On a GPU, where sorting is mostly waiting, so many times the rows are gathered before it.
 _LAZY = 4
 # Entries of a row that go into its key.
-_KEYED = 256
+_KEYED = 1024
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TARGET_KEYS = ("y", "label", "labels", "target", "targets")
 _INPUT_KEYS = ("x", "input", "inputs", "image", "images", "pixel_values", "features", "data")
@@ -197,9 +197,10 @@ def _key_of(width: int, device: torch.device) -> tuple[Tensor | None, Tensor]:
     """Which entries of a row go into its key, ``None`` for all, and an odd factor for each."""
     generator = torch.Generator().manual_seed(0)
     count = min(width, _KEYED)
-    factors = torch.randint(-(2**62), 2**62, (count,), generator=generator) * 2 + 1
-    # So many entries tell rows apart.
-    places = torch.linspace(0, width - 1, _KEYED).long().to(device) if width > _KEYED else None
+    factors = torch.randint(-(2**62), 2**62, (count,), generator=generator, device="cpu") * 2 + 1
+    places = None
+    if width > _KEYED:  # so many entries tell rows apart
+        places = torch.linspace(0, width - 1, _KEYED, device="cpu").long().to(device)
     return places, factors.to(device)
 
 

@@ -84,6 +84,8 @@ def merge_laplace(la: Any) -> Any:
     shards = together(lambda: (factors, loss, la.n_data), la._device)
     total = sum(count for _, _, count in shards)
     la.loss, la.n_data = float(sum(loss for _, loss, _ in shards)), total
+    if hasattr(la, "_posterior_scale"):
+        la._posterior_scale = None  # of the shard alone
     if kron is None:
         la.H = sum(hessian for hessian, _, _ in shards)
         return la

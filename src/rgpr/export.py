@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .data import check_input
+from .hooks import evaluating
 from .model import RGPR
 from .posteriors import Ensemble, SampledPosterior, Temperature
 from .storage import replacing
 
-__all__ = ["CompiledCall", "onnx", "program"]
+__all__ = ["check_exportable", "onnx", "program"]
 
 
 class _Predict(nn.Module):
@@ -45,25 +45,20 @@ def program(model: RGPR, example: Tensor, *, dynamic: bool = True) -> torch.expo
         TypeError: The base predicts by random samples, or through another library's object.
     """
     model._fitted()
-    _check(model)
+    check_exportable(model)
     if len(example) < 2 and dynamic:
         # A batch of one would be taken for a constant.
-        example = torch.cat([example, example])
+        example = example.new_zeros(2, *example.shape[1:])
     # On a GPU some operations take no more than 65535 rows, and a named dimension would be refused.
     batch = torch.export.Dim.DYNAMIC if example.is_cuda else torch.export.Dim("batch")
     module = _Predict(model)
-    modes = {part: part.training for part in module.modules()}
-    try:
-        with torch.no_grad():
-            return torch.export.export(
-                module.eval(),
-                (example.detach(),),
-                dynamic_shapes={"x": {0: batch}} if dynamic else None,
-                strict=False,
-            )
-    finally:
-        for part, training in modes.items():
-            part.training = training
+    with torch.no_grad(), evaluating(module):
+        return torch.export.export(
+            module,
+            (example.detach(),),
+            dynamic_shapes={"x": {0: batch}} if dynamic else None,
+            strict=False,
+        )
 
 
 def onnx(model: RGPR, path: str | os.PathLike[str], example: Tensor) -> Path:
@@ -94,40 +89,8 @@ def onnx(model: RGPR, path: str | os.PathLike[str], example: Tensor) -> Path:
     return Path(path)
 
 
-class CompiledCall:
-    """A model's default predictions as one compiled graph; see :meth:`RGPR.compile`.
-
-    Hooks, which read the representations, would cut a graph into pieces, so the model is exported
-    first. The graph holds the model's own tensors; it is made anew when the model got others.
-
-    Args:
-        model: A fitted model.
-        options: What ``torch.compile`` is given.
-    """
-
-    def __init__(self, model: RGPR, options: dict[str, Any]) -> None:
-        model._fitted()
-        _check(model)
-        self._model, self._options = model, options
-        self._graphs: dict[int | None, Any] = {}
-        self._made_of: int | None = None
-
-    def __call__(self, x: Tensor, **options: Any) -> Any:
-        model = self._model
-        if options or (torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad):
-            return model._call_impl(x, **options)  # type: ignore[no-untyped-call]
-        check_input(x, model.posterior.network, model._input_shape)
-        if self._made_of != model._changes:
-            self._graphs, self._made_of = {}, model._changes
-        # As torch.compile does: a graph for the first size of a batch, and one for all others.
-        size = len(x) if not self._graphs or len(x) in self._graphs else None
-        if size not in self._graphs:
-            graph = program(model, x, dynamic=size is None).module()
-            self._graphs[size] = torch.compile(graph, **self._options)
-        return self._graphs[size](x)
-
-
-def _check(model: RGPR) -> None:
+def check_exportable(model: RGPR) -> None:
+    """Refuse a model that a graph cannot hold."""
     if model.nan == "raise":
         raise TypeError("nan='raise' looks at values, which a graph cannot; use nan='propagate'")
     base: Any = model.posterior

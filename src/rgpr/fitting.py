@@ -34,8 +34,8 @@ __all__ = ["fit"]
 # training data, where the probit then shrinks logits by 2 %.
 _UNTUNED_VARIANCE = 0.1
 _PROBE = 256
-# Batches between looks at their values: a GPU has to wait for each.
-_LOOK = (1, 32)
+# Batches between looks at their values on a GPU, which has to wait for each.
+_LOOK = 32
 
 
 def fit(
@@ -92,8 +92,8 @@ def _pass(
     shape: torch.Size | None = None
     probe = Reservoir(_PROBE)
     waiting: list[tuple[Collector, Tensor]] = []
-    step = _LOOK[device is not None and device.type == "cuda"]
-    largest = number = 0
+    step = _LOOK if device is not None and device.type == "cuda" else 1
+    largest = number = unseen = 0
 
     def consume(index: int, h: Tensor) -> None:
         check_rows(layers[index], h, x)
@@ -127,10 +127,11 @@ def _pass(
                 for collector, h in waiting:
                     collector.update(h, y, classes)
                 waiting.clear()
-            if (number + 1) % step == 0:
-                _check_finite(collectors, layers, number)
+            if number + 1 - unseen >= step:
+                _check_finite(collectors, layers, unseen, number)
+                unseen = number + 1
     if collectors:
-        _check_finite(collectors, layers, number)
+        _check_finite(collectors, layers, unseen, number)
     return {
         "layers": layers,
         "shape": list(shape or ()),
@@ -140,14 +141,15 @@ def _pass(
     }
 
 
-def _check_finite(collectors: Sequence[Collector], layers: Sequence[str], number: int) -> None:
-    """Refuse sums that became infinite or NaN with this batch or one shortly before it."""
+def _check_finite(
+    collectors: Sequence[Collector], layers: Sequence[str], first: int, last: int
+) -> None:
+    """Refuse sums that became infinite or NaN with one of these batches."""
     finite = torch.stack([collector.total for collector in collectors]).isfinite().tolist()
     if all(finite):
         return
     layer = layers[finite.index(False)]
-    since = number - number % _LOOK[collectors[0].total.device.type == "cuda"]
-    which = f"batch {number}" if since == number else f"one of the batches {since} to {number}"
+    which = f"batch {last}" if first >= last else f"one of the batches {first} to {last}"
     if layer == INPUT:
         raise not_finite(which)
     raise ValueError(

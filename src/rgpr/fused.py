@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 __all__ = [
     "add_moments",
@@ -50,10 +51,11 @@ def mean_cubes(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) ->
     def on_cpu(rows: Tensor) -> Tensor:
         # Looking at a value costs nothing here, and float32 is twice as fast: only rows that
         # overflow need more. No matrix product: its threads would keep the others waiting.
-        plain = _distances(rows, mean, scale, offset).pow_(3).flatten(1).mean(1)
-        if bool(plain.isfinite().all()):
-            return plain.double() / 3
-        return _cubed(_distances(rows, mean, scale, offset))
+        plain = _distances(rows, mean, scale, offset).pow_(3).flatten(1).mean(1).double() / 3
+        finite = plain.isfinite()
+        if bool(finite.all()):
+            return plain
+        return torch.where(finite, plain, _cubed(_distances(rows, mean, scale, offset)))
 
     size = max(1, _CACHED // max(1, h[:1].numel()))
     if len(h) <= size:
@@ -123,8 +125,8 @@ def fused_probit(
 ) -> Tensor | None:
     """All that follows a pass through the network, as one kernel; ``None`` where there is none.
 
-    Gives what :meth:`rgpr.RGPR.forward` computes otherwise, by forty small operations, whose
-    launches take longer than their work.
+    Gives, up to rounding, what :meth:`rgpr.RGPR.forward` computes otherwise by forty small
+    operations, whose launches take longer than their work.
 
     Args:
         mean: ``(B, C)``, in the dtype of the answer.
@@ -135,7 +137,7 @@ def fused_probit(
         calibration: Likewise, or ``None``.
         far: The ``u`` of the input beyond which a network may overflow.
     """
-    kernels = _kernels(u)
+    kernels = _kernels(u, mean, variance)
     if kernels is None or not 1 < mean.shape[1] <= kernels.MOST_CLASSES:
         return None
     found: Tensor = kernels.probit(mean, variance, u, sigma2, temperature, calibration, far)
@@ -173,13 +175,20 @@ def _cubed(distance: Tensor) -> Tensor:
     return distance.double().pow(3).flatten(1).mean(1) / 3
 
 
-def _kernels(h: Tensor) -> Any:
-    """The module of Triton kernels where they can take this tensor, else ``None``."""
-    if not h.is_cuda or torch.compiler.is_compiling():
+def _kernels(*tensors: Tensor) -> Any:
+    """The module of Triton kernels where they can take these tensors, else ``None``."""
+    if not _on_gpu(tensors[0]) or torch.compiler.is_compiling():
         return None
-    if torch.is_grad_enabled() and h.requires_grad:
+    # Derivatives, of whatever kind, are torch's own.
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return None
-    return _triton(h.device)
+    if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
+        return None
+    return _triton(tensors[0].device)
+
+
+def _on_gpu(h: Tensor) -> bool:
+    return h.is_cuda
 
 
 @cache
@@ -190,6 +199,8 @@ def _triton(device: torch.device) -> Any:
 
         one = torch.ones(1, 1, device=device)
         triton_kernels.mean_cubes(one, one[0], one[0], None)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # no triton, no compiler, an old GPU: all that fails in many ways
         warnings.warn(
             f"Triton kernels do not work here ({type(error).__name__}: {error}); plain torch is "

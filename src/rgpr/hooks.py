@@ -16,6 +16,7 @@ __all__ = [
     "Before",
     "at_least_float32",
     "evaluating",
+    "every_module",
     "full_precision",
     "plain_module",
     "watching",
@@ -73,7 +74,7 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _every(network: nn.Module) -> list[nn.Module]:
+def every_module(network: nn.Module) -> list[nn.Module]:
     """All of its modules: ``network.modules()`` takes ten times as long, at every prediction."""
     found, waiting = {network}, [network]
     while waiting:
@@ -93,12 +94,12 @@ def evaluating(network: nn.Module) -> Iterator[None]:
     """
     if torch.compiler.is_compiling():
         # Modes are constants of a compiled graph, which cannot hold a lock.
-        if any(module.training for module in _every(network)):
+        if any(module.training for module in every_module(network)):
             raise RuntimeError("call .eval() on the model before compiling or exporting it")
         yield
         return
     with _mode_lock:
-        ours = [m for m in _every(network) if m.training or (_switched and m in _switched)]
+        ours = [m for m in every_module(network) if m.training or (_switched and m in _switched)]
         for module in ours:
             module.training = False
             _switched[module] = _switched.get(module, 0) + 1

@@ -101,7 +101,6 @@ class RGPR(StableBuffers):
         self._layers: list[str] = []
         self._input_shape: torch.Size | None = None
         self.residual = None
-        self._changes = 0  # of what a compiled graph is made of
         device = network_dtype_device(self.posterior.network)[1]
         one = torch.ones((), dtype=torch.float64, device=device)
         self.register_buffer("_temperature", one)
@@ -206,14 +205,8 @@ class RGPR(StableBuffers):
     def _forget(self) -> None:
         """What was fitted to predictions that have changed."""
         self._calibration = self._threshold = None
-        self._changes += 1
-
-    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
-        self._changes += 1
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def _load_from_state_dict(self, state_dict, prefix, *rest):  # type: ignore[no-untyped-def]
-        self._changes += 1
         for name in ("_calibration", "_threshold"):  # there, or not, as in the state
             there = prefix + name in state_dict
             setattr(self, name, torch.empty_like(self._temperature) if there else None)
@@ -309,10 +302,12 @@ class RGPR(StableBuffers):
     def compile(self, **options: Any) -> None:
         """Compile predictions in place as one graph: the network, its posterior and the residual.
 
-        Applies to calls without options, ``model(x)``; all others run as before. The first call
-        takes as long as a compilation does, and the first one after the model was fitted, tuned
-        or moved again. ``torch.compile(model)`` works too, but cuts the graph at every layer that
-        is read.
+        Applies to plain calls, ``model(x)``; those with options, gradients of ``x``, autocast or
+        an empty batch run as before. The first call takes as long as a compilation does, and so
+        does the first one after the model was fitted, tuned or moved. Let it end before other
+        threads predict. Attributes of the network that are no tensors, such as ``eps``, are
+        constants of the graph. ``torch.compile(model)`` works too, but cuts the graph at every
+        layer that is read.
 
         Args:
             options: For ``torch.compile``, such as ``mode="max-autotune"``.
@@ -321,7 +316,7 @@ class RGPR(StableBuffers):
             RuntimeError: The model was not fitted.
             TypeError: The base predicts by random samples, or through another library's object.
         """
-        from .export import CompiledCall  # it knows this module
+        from .compiled import CompiledCall  # it knows this module
 
         self._compiled_call_impl = CompiledCall(self, options)
 

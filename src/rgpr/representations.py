@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,14 +87,15 @@ def capture(
     runs: dict[nn.Module, int] = dict.fromkeys(wanted, 0)
     missing = set(range(1, len(layers)))
 
-    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        index = wanted[module].get(runs[module])
-        runs[module] += 1
+    def after(watched: nn.Module, _: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        # An exporter may call the hook with a stand-in for the module.
+        index = wanted[watched].get(runs[watched])
+        runs[watched] += 1
         if index is not None:
             missing.discard(index)
             consume(index, _first_tensor(output, layers[index]))
 
-    with watching(network, dict.fromkeys(wanted, after)):
+    with watching(network, {module: partial(after, module) for module in wanted}):
         yield
     if missing:
         raise RuntimeError(

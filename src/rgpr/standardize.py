@@ -1,8 +1,8 @@
 r"""Streaming statistics of representations: one pass, whatever the size and order of the batches.
 
-Sums are taken of deviations from a point near the data, the mean of the first batch, and kept in
-float64: what is subtracted in the end is small, so the result does not depend on how the data were
-cut beyond rounding. Nothing here waits for a GPU.
+Sums are taken of deviations from a point near the data, the mean of the first batch (for a class,
+of the first that has it), and kept in float64: what is subtracted in the end is small, so the
+result does not depend on how the data were cut beyond rounding. Nothing here waits for a GPU.
 """
 
 from __future__ import annotations
@@ -141,10 +141,8 @@ class ClassMoments:
         if len(h) == 0:
             return
         h = h.double()
-        if self.counts.numel() == 0:
-            counts, sums = self._by_class(h, y)
-            means = sums / counts.clamp_min(1)[:, None]
-            self._start(torch.where(counts[:, None] > 0, means, h.mean(0)))
+        counts, sums = self._by_class(h, y)
+        self._welcome(counts, sums / counts.clamp_min(1)[:, None])
         deviations = h - self._near[y]
         counts, sums = self._by_class(deviations, y)
         self.counts += counts
@@ -158,8 +156,7 @@ class ClassMoments:
         """Take in another's; see :attr:`state`."""
         if state["counts"].numel() == 0:
             return
-        if self.counts.numel() == 0:
-            self._start(state["means"].clone())
+        self._welcome(state["counts"], state["means"])
         delta = state["means"] - self._near
         weighted = delta * state["counts"][:, None]
         self.counts += state["counts"]
@@ -171,12 +168,15 @@ class ClassMoments:
         """All there is to know of the data seen."""
         return {"counts": self.counts, "means": self.means, "scatter": self.scatter}
 
-    def _start(self, near: Tensor) -> None:
-        self._near = near
-        self._sums = torch.zeros_like(near)
-        self.counts = near.new_zeros(self.classes)
-        width = near.shape[1]
-        self._scatter = near.new_zeros(width if self.diagonal else (width, width))
+    def _welcome(self, counts: Tensor, means: Tensor) -> None:
+        """A class is measured from where it was first seen."""
+        if self.counts.numel() == 0:
+            width = means.shape[1]
+            self._near, self._sums = torch.zeros_like(means), torch.zeros_like(means)
+            self.counts = means.new_zeros(self.classes)
+            self._scatter = means.new_zeros(width if self.diagonal else (width, width))
+        new = (self.counts == 0) & (counts > 0)
+        self._near = torch.where(new[:, None], means, self._near)
 
     def _by_class(self, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """How many rows each class has, ``(C,)``, and their sum, ``(C, D)``."""

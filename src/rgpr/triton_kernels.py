@@ -19,8 +19,11 @@ MOST_CLASSES = 4096
 
 def mean_cubes(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) -> Tensor:
     """See :func:`rgpr.fused.mean_cubes`."""
-    h, channels = _dense(h)
+    h, channels = _dense(h, mean)
     rows, n = len(h), mean.numel()
+    if h.dtype == torch.float64:
+        mean, scale = mean.double(), scale.double()
+        offset = None if offset is None else offset.double()
     block = min(1024, triton.next_power_of_2(max(1, n)))
     parts = max(1, min(triton.cdiv(_PROGRAMS, max(1, rows)), triton.cdiv(n, block)))
     out = torch.empty(rows, parts, dtype=torch.float64, device=h.device)
@@ -62,7 +65,7 @@ def nearest_mean_cubes(
 
 def add_moments(h: Tensor, near: Tensor, total: Tensor, squares: Tensor) -> None:
     """See :func:`rgpr.fused.add_moments`."""
-    h, channels = _dense(h)
+    h, channels = _dense(h, near)
     rows, n = len(h), near.numel()
     if rows:
         columns = 64
@@ -95,8 +98,12 @@ def probit(
     return out
 
 
-def _dense(h: Tensor) -> tuple[Tensor, int]:
+def _dense(h: Tensor, parameters: Tensor) -> tuple[Tensor, int]:
     """The tensor without gaps, and how many channels lie side by side in it: one if in order."""
+    if h.shape[1:].numel() != parameters.numel():
+        raise ValueError(
+            f"rows of shape {tuple(h.shape[1:])} do not fit {parameters.numel()} parameters"
+        )
     if h.is_contiguous():
         return h, 1
     if h.dim() == 4 and h.is_contiguous(memory_format=torch.channels_last):

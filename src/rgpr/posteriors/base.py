@@ -40,8 +40,9 @@ class Posterior(StableBuffers):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if cls.kind is not None:
-            Posterior.kinds[cls.kind] = cls
+        # Of its own: exporters make subclasses too, as stand-ins.
+        if cls.__dict__.get("kind") is not None:
+            Posterior.kinds[cls.__dict__["kind"]] = cls
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
