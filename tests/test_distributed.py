@@ -48,9 +48,13 @@ try:
     o_mine = slice(0, 11) if rank == 0 else slice(11, None)
     model.tune([(v[v_mine], w[v_mine])], ood=[out[o_mine]], **options)
     model.save({store!r} + f".{{rank}}.safetensors")
+    code = 0
 except Exception as error:
     print(type(error).__name__, error)
-    sys.exit(3)
+    code = 3
+distributed.barrier()  # or the one that leaves last may find its connection gone
+distributed.destroy_process_group()
+sys.exit(code)
 """
 
 options = {"objective": "ood", "ood_weight": 2.0, "max_examples": 60}

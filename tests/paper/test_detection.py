@@ -61,7 +61,8 @@ def test_the_numbers_make_sense(out: Path) -> None:
     assert adaptive["fpr95"]["UniformNoise"] < 0.05
     assert adaptive["mmc"]["UniformNoise"] < 0.2 < 0.9 < adaptive["mmc"]["test"]
     assert adaptive["auprc"]["UniformNoise"] > 0.99
-    assert set(result["tuning"]) == {"LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-adaptive"}
+    tuned = {"LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-adaptive", "LLL-RGPR-adaptive-temperature"}
+    assert set(result["tuning"]) == tuned
     assert result["tuning"]["LLL-RGPR-OOD"]["ood_weight"] == 0.5
 
 

@@ -1,7 +1,7 @@
 """The networks of the paper's experiments, as plain modules with a module for every activation.
 
-``layers="auto"`` reads the three ReLUs of the LeNet, the four residual stages of the ResNet and
-the one ReLU of the regression network.
+``layers="auto"`` reads both poolings and the last ReLU of the LeNet, the four residual stages of
+the ResNet and the one ReLU of the regression network.
 """
 
 from __future__ import annotations
