@@ -18,10 +18,11 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import NullFormatter
 
     columns = max(1, len(growth))
     figure = plt.figure(figsize=(11, 0.24 * len(bars) + (3.2 if growth else 0) + 1), dpi=150)
-    rows = figure.add_gridspec(2, 1, height_ratios=[max(1, 0.24 * len(bars)), 2.6], hspace=0.35)
+    rows = figure.add_gridspec(2, 1, height_ratios=[max(1, 0.24 * len(bars)), 2.6], hspace=0.2)
     top = figure.add_subplot(rows[0])
     labels = [name for name, _ in bars][::-1]
     values = [ratio for _, ratio in bars][::-1]
@@ -53,6 +54,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
             panel.set_xlabel(axis, fontsize=8)
             panel.set_ylabel("ms" if column == 0 else "", fontsize=8)
             panel.tick_params(labelsize=7)
+            panel.yaxis.set_minor_formatter(NullFormatter())
             panel.legend(fontsize=6, frameon=False, title="exponents", title_fontsize=6)
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", bbox_inches="tight")

@@ -23,6 +23,7 @@ def race(
     rounds: int = 15,
     device: str = "cpu",
     seconds: float = 20.0,
+    memory: bool = True,
 ) -> dict[str, Any]:
     """Medians of each in alternating rounds, after one to warm up.
 
@@ -31,6 +32,7 @@ def race(
         rounds: At most so many.
         device: Whose work to wait for, and whose memory to watch.
         seconds: No new round begins after so long.
+        memory: Whether to watch it; CUDA graphs have theirs from before.
 
     Returns:
         For each name ``seconds``, ``spread`` (interquartile range over the median), ``ratio`` (the
@@ -49,15 +51,15 @@ def race(
             torch.cuda.synchronize()
         return (time.perf_counter() - started) / times
 
-    repeats, memory = {}, {}
+    repeats, peaks = {}, {}
     for name, run in contestants.items():
         started = time.perf_counter()
-        memory[name] = _memory(run) if cuda else run()
+        peaks[name] = _memory(run) if cuda else run()
         if time.perf_counter() - started > _SLOW:
             repeats[name] = 1
             continue
         measure(run, 2)  # compilers, caches
-        memory[name] = _memory(run) if cuda else None
+        peaks[name] = _memory(run) if cuda else None
         repeats[name] = max(1, math.ceil(_LEAST / max(measure(run, 1), 1e-7)))
     times: dict[str, list[float]] = {name: [] for name in contestants}
     began = time.perf_counter()
@@ -76,8 +78,8 @@ def race(
             "spread": (high - low) / median,
             "ratio": statistics.median(t / f for t, f in zip(taken, first, strict=True)),
         }
-        if cuda:
-            results[name]["memory"] = memory[name]
+        if cuda and memory:
+            results[name]["memory"] = peaks[name]
     return results
 
 
