@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 import rgpr
+from rgpr.storage import replacing
 from rgpr.training import Recipe, lenet, resnet18, train
 
 
@@ -98,9 +99,8 @@ def main() -> None:
             weights = {k: t.detach().cpu().contiguous() for k, t in network.state_dict().items()}
             save_file(weights, out / f"{name}.safetensors")
         (out / f".{name}.checkpoint").unlink(missing_ok=True)
-        temporary = out / "training.json.part"
-        temporary.write_text(json.dumps(results, indent=2) + "\n")
-        os.replace(temporary, out / "training.json")
+        with replacing(out / "training.json") as temporary:
+            temporary.write_text(json.dumps(results, indent=2) + "\n")
         print(f"{name}: {history.validation[-1]:.2%} in {total:.0f} s", flush=True)
 
 

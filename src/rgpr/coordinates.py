@@ -94,7 +94,7 @@ class Coordinates(StableBuffers):
 
     @abstractmethod
     def unit_variance(self, h: Tensor) -> Tensor:
-        """``u``: a third of the mean cube of :meth:`beyond`, ``(B,)`` in float64."""
+        """``u``: a third of the mean cube of what is beyond the offsets, ``(B,)`` in float64."""
         raise NotImplementedError
 
     def config(self) -> dict[str, Any]:
@@ -110,11 +110,6 @@ class Coordinates(StableBuffers):
         coordinates = kind.__new__(kind)
         Coordinates.__init__(coordinates, config["of"], tensors)
         return coordinates
-
-    def beyond(self, h: Tensor) -> Tensor:
-        """Distances beyond the offsets, ``(B, N)``, in memory of its own."""
-        z: Tensor = self(h).abs_()
-        return z if self.offset is None else z.sub_(self.offset).clamp_min_(0)
 
 
 class Standardizer(Coordinates):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from statistics import mean
 from typing import Any
 
 from .experiment import Unit
 from .published import published
 from .section import Block, Text
 
-__all__ = ["PAPER_NAMES", "by_set", "over_seeds", "remarks", "stand_ins"]
+__all__ = ["PAPER_NAMES", "by_set", "over_seeds", "percent", "remarks", "stand_ins"]
 
 # The in-distribution sets, in the paper's order and by the names of its tables.
 PAPER_NAMES = {"mnist": "MNIST", "cifar10": "CIFAR10", "svhn": "SVHN", "cifar100": "CIFAR100"}
@@ -32,6 +33,11 @@ def over_seeds(units: Sequence[Unit], *keys: str) -> list[Any]:
             return []
         values = [value[key] for value in values]
     return list(values)
+
+
+def percent(units: Sequence[Unit], method: str, *keys: str) -> float:
+    """A method's metric, the mean over the units, in %."""
+    return 100 * float(mean(over_seeds(units, "methods", method, *keys)))
 
 
 def stand_ins(units: Iterable[Unit]) -> list[Block]:

@@ -17,7 +17,7 @@ CIFAR-10-C is the published folder of ``.npy`` files. Regression sets are text f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib import import_module
@@ -39,6 +39,7 @@ __all__ = [
     "MissingDataError",
     "digits",
     "grey",
+    "notes_of",
     "read_corrupted",
     "read_images",
     "read_outliers",
@@ -80,6 +81,11 @@ class ImageSet:
     x: Tensor
     y: Tensor
     note: str = ""
+
+
+def notes_of(sets: Mapping[str, ImageSet]) -> dict[str, str]:
+    """What those of them that are stand-ins really are, by name."""
+    return {name: images.note for name, images in sets.items() if images.note}
 
 
 class Loader:

@@ -24,40 +24,22 @@ from tqdm import tqdm
 
 from ..metrics import accuracy, auprc, auroc, confidence, ece, fpr95, nll
 from ..tuning import TuningResult
-from .comparison import PAPER_NAMES, by_set, over_seeds, remarks, stand_ins
-from .data import ImageSet, Loader, read_outliers
-from .experiment import Context, Result, Unit, read_units, run_units
-from .methods import contestants
+from .comparison import PAPER_NAMES, by_set, over_seeds, percent, remarks, stand_ins
+from .data import ImageSet, Loader, notes_of, read_outliers
+from .experiment import Context, Result, Unit, read_units, run_seeds
+from .methods import COMPARED, DETECTORS, contestants
 from .published import published
 from .section import Check, Section, Table, Text, beside, printed, provenance, spread
 
 __all__ = ["METHODS", "measure", "render", "run", "shortened"]
 
 NAME = "detection"
-METHODS = (
-    "MAP",
-    "TS",
-    "DE",
-    "GP-DSCS",
-    "LLL",
-    "LLL-RGPR-LL",
-    "LLL-RGPR-OOD",
-    "LLL-RGPR-adaptive",
-    "LLL-RGPR-adaptive-temperature",
-    "Energy",
-    "KNN",
-    "Mahalanobis",
-    "ViM",
-)
+METHODS = (*COMPARED, "LLL-RGPR-adaptive-temperature", *DETECTORS)
 
 
 def run(context: Context) -> None:
     """A unit for each set and seed."""
-    for name in context.image_sets(*PAPER_NAMES):
-        units = {
-            f"{name}-seed{seed}": partial(_unit, context, name, seed) for seed in context.seeds
-        }
-        run_units(context, NAME, units, recipe=context.recipe, methods=METHODS)
+    run_seeds(context, NAME, context.image_sets(*PAPER_NAMES), _unit, methods=METHODS)
 
 
 def _unit(context: Context, name: str, seed: int) -> Result:
@@ -73,11 +55,10 @@ def _unit(context: Context, name: str, seed: int) -> Result:
         seconds |= {f"{method.name}, {part}": value for part, value in method.seconds.items()}
         if method.tuning is not None:
             tuning[method.name] = shortened(method.tuning)
-    notes = {kind: images.note for kind, images in outliers.items() if images.note}
     return {
         "set": name,
         "seed": seed,
-        "notes": competing.notes | notes,
+        "notes": competing.notes | notes_of(outliers),
         "missing": missing,
         "sizes": {
             "train": len(competing.train.x),
@@ -237,8 +218,7 @@ def _calibration(sets: dict[str, list[Unit]]) -> Table:
 
 
 def _claims(name: str, units: Sequence[Unit]) -> list[Check]:
-    def averaged(method: str, *keys: str) -> float:
-        return 100 * float(mean(over_seeds(units, "methods", method, *keys)))
+    averaged = partial(percent, units)
 
     name = PAPER_NAMES.get(name, name)
     found = {m: averaged(m, "fpr95", "mean") for m in METHODS if over_seeds(units, "methods", m)}

@@ -16,10 +16,11 @@ import math
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,16 @@ from ..data import one_of
 from ..storage import read, replacing, write
 from .data import MissingDataError
 
-__all__ = ["Context", "Result", "Unit", "gaps", "read_units", "run_units", "write_text"]
+__all__ = [
+    "Context",
+    "Result",
+    "Unit",
+    "gaps",
+    "read_units",
+    "run_seeds",
+    "run_units",
+    "write_text",
+]
 
 GAPS = "gaps.json"
 # A unit's numbers; its arrays, if any, are the tensors under the key "arrays".
@@ -142,6 +152,27 @@ def run_units(
         write_json(folder / GAPS, missing)
     else:
         (folder / GAPS).unlink(missing_ok=True)
+
+
+def run_seeds(
+    context: Context,
+    experiment: str,
+    sets: Sequence[str],
+    make: Callable[[Context, str, int], Result],
+    **settings: Any,
+) -> None:
+    """:func:`run_units` with a unit ``SET-seedN`` for each image set and seed of the context.
+
+    Args:
+        context: How to run.
+        experiment: Its name.
+        sets: The in-distribution sets.
+        make: Makes a unit's result from context, set and seed.
+        **settings: See there; the recipe is one of them.
+    """
+    for name in sets:
+        units = {f"{name}-seed{seed}": partial(make, context, name, seed) for seed in context.seeds}
+        run_units(context, experiment, units, recipe=context.recipe, **settings)
 
 
 def read_units(folder: Path) -> list[Unit]:

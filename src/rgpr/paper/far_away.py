@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from statistics import mean
 
@@ -21,7 +20,7 @@ from ..metrics import confidence
 from ..model import RGPR
 from .comparison import PAPER_NAMES, by_set, stand_ins
 from .data import Loader
-from .experiment import Context, Result, Unit, read_units, run_units
+from .experiment import Context, Result, Unit, read_units, run_seeds
 from .figures import COLORS, drawing
 from .methods import Method, contestants
 from .section import Block, Check, Section, Table, Text, provenance, spread
@@ -38,11 +37,7 @@ CLOSE = 0.01
 
 def run(context: Context) -> None:
     """A unit for each set and seed."""
-    for name in context.image_sets(*PAPER_NAMES):
-        units = {
-            f"{name}-seed{seed}": partial(_unit, context, name, seed) for seed in context.seeds
-        }
-        run_units(context, NAME, units, recipe=context.recipe)
+    run_seeds(context, NAME, context.image_sets(*PAPER_NAMES), _unit)
 
 
 def _unit(context: Context, name: str, seed: int) -> Result:

@@ -28,7 +28,7 @@ from ..metrics import accuracy, confidence
 from ..model import RGPR
 from .comparison import PAPER_NAMES, by_set, over_seeds, remarks, stand_ins
 from .data import Loader
-from .experiment import Context, Result, Unit, read_units, run_units
+from .experiment import Context, Result, Unit, read_units, run_seeds
 from .methods import FAR_SIGMA2, SAMPLES, contestants
 from .section import Check, Section, Table, Text, beside, printed, provenance, spread
 
@@ -44,11 +44,7 @@ METHODS = ("GP-DSCS", *(f"{base}{residual}" for base in BASES for residual in RE
 
 def run(context: Context) -> None:
     """A unit for each set and seed."""
-    for name in context.image_sets("cifar10", "svhn"):
-        units = {
-            f"{name}-seed{seed}": partial(_unit, context, name, seed) for seed in context.seeds
-        }
-        run_units(context, NAME, units, recipe=context.recipe, sigma2=FAR_SIGMA2)
+    run_seeds(context, NAME, context.image_sets("cifar10", "svhn"), _unit, sigma2=FAR_SIGMA2)
 
 
 def _unit(context: Context, name: str, seed: int) -> Result:

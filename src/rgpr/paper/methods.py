@@ -55,11 +55,11 @@ from ..posteriors.sampled import SampledPosterior
 from ..predictive import probit
 from ..training import Recipe, train
 from ..tuning import TuningResult
-from .data import ImageSet, Loader, grey, read_images, read_split, some
+from .data import ImageSet, Loader, grey, notes_of, read_images, read_split, some
 from .experiment import Context
 from .networks import MEMBERS, SETTINGS, ensemble, trained
 
-__all__ = ["BASES", "DETECTORS", "Contestants", "Method", "contestants"]
+__all__ = ["BASES", "COMPARED", "DETECTORS", "Contestants", "Method", "contestants"]
 
 VALIDATION = OUTLIERS_TO_TUNE = 2000
 SAMPLES = 10
@@ -71,6 +71,19 @@ DETECTORS: dict[str, type[Detector]] = {
     "Mahalanobis": Mahalanobis,
     "ViM": ViM,
 }
+
+
+# The paper's methods in its order, and this library's.
+COMPARED = (
+    "MAP",
+    "TS",
+    "DE",
+    "GP-DSCS",
+    "LLL",
+    "LLL-RGPR-LL",
+    "LLL-RGPR-OOD",
+    "LLL-RGPR-adaptive",
+)
 
 
 @dataclass(frozen=True)
@@ -111,7 +124,7 @@ class Contestants:
         self.train: Loader
         self.validation: Loader
         training, test = read_split(context.data, name, context.device, context.download)
-        self.notes = {name: training.note} if training.note else {}
+        self.notes = notes_of({name: training})
         self.seconds: dict[str, float] = {}
         with self._timed("training"):
             self.network = trained(context, name, seed)

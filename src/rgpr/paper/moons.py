@@ -25,7 +25,7 @@ from .experiment import Context, Result, Unit, read_units, run_units
 from .figures import drawing
 from .section import Check, Figure, Section, Table, provenance
 
-__all__ = ["render", "run", "two_moons", "uniform_around"]
+__all__ = ["render", "run", "show_maps", "two_moons", "uniform_around"]
 
 NAME = "moons"
 WIDTHS = {"zoomed in": 3.0, "zoomed out": 1000.0}
@@ -123,16 +123,26 @@ def _figure(folder: Path, unit: Unit) -> Figure:
         "Confidence on two moons near the data and from far away: the network alone, a BNN, and "
         "the BNN with the residual."
     )
-    maps = unit.arrays
     with drawing(
         folder, "moons", caption, nrows=2, ncols=3, figsize=(6.4, 3.5), sharex="row", sharey="row"
     ) as (figure, axes, block):
-        for column, (name, label) in enumerate(LABELS.items()):
-            axes[0, column].set_title(label)
-            for row, (zoom, width) in enumerate(WIDTHS.items()):
-                image = maps[f"{name}, {zoom}"].float()
-                shown = show_map(axes[row, column], image, width, maps["x"], maps["y"])
-        for row, zoom in enumerate(WIDTHS):
-            axes[row, 0].set_ylabel(zoom)
-        figure.colorbar(shown, ax=axes, label="confidence", shrink=0.8)
+        show_maps(figure, axes, unit.arrays, LABELS, WIDTHS)
     return block
+
+
+def show_maps(
+    figure: Any,
+    axes: Any,
+    maps: dict[str, Tensor],
+    titles: dict[str, str],
+    widths: dict[str, float],
+) -> None:
+    """Maps of confidence by name, a column each, and by width, a row each; with the data."""
+    for column, (name, title) in enumerate(titles.items()):
+        axes[0, column].set_title(title)
+        for row, (zoom, width) in enumerate(widths.items()):
+            image = maps[f"{name}, {zoom}"].float()
+            shown = show_map(axes[row, column], image, width, maps["x"], maps["y"])
+    for row, zoom in enumerate(widths):
+        axes[row, 0].set_ylabel(zoom)
+    figure.colorbar(shown, ax=axes, label="confidence", shrink=0.8)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from statistics import mean
 
-from .comparison import PAPER_NAMES, by_set, over_seeds, remarks, stand_ins
-from .data import read_outliers
+from .comparison import PAPER_NAMES, by_set, over_seeds, percent, remarks, stand_ins
+from .data import notes_of, read_outliers
 from .detection import measure
-from .experiment import Context, Result, Unit, read_units, run_units
+from .experiment import Context, Result, Unit, read_units, run_seeds
 from .methods import contestants
 from .section import Check, Section, Table, Text, beside, printed, provenance, spread
 
@@ -31,11 +30,7 @@ METHODS = {
 
 def run(context: Context) -> None:
     """A unit for each set and seed."""
-    for name in context.image_sets(*PAPER_NAMES):
-        units = {
-            f"{name}-seed{seed}": partial(_unit, context, name, seed) for seed in context.seeds
-        }
-        run_units(context, NAME, units, recipe=context.recipe)
+    run_seeds(context, NAME, context.image_sets(*PAPER_NAMES), _unit)
 
 
 def _unit(context: Context, name: str, seed: int) -> Result:
@@ -45,11 +40,10 @@ def _unit(context: Context, name: str, seed: int) -> Result:
         method.name: measure(method.predict, competing.test, outliers)
         for method in competing.methods(METHODS)
     }
-    notes = {kind: images.note for kind, images in outliers.items() if images.note}
     return {
         "set": name,
         "seed": seed,
-        "notes": competing.notes | notes,
+        "notes": competing.notes | notes_of(outliers),
         "missing": missing,
         "methods": found,
     }
@@ -84,8 +78,7 @@ def render(folder: Path) -> Section:
 
 
 def _claims(name: str, units: list[Unit]) -> list[Check]:
-    def averaged(method: str, *keys: str) -> float:
-        return 100 * float(mean(over_seeds(units, "methods", method, *keys)))
+    averaged = partial(percent, units)
 
     noise, natural = "LLL-RGPR-OOD", "LLL-RGPR-OOD-natural"
     errors = averaged(noise, "ece"), averaged(natural, "ece")

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from torch import Tensor
 
 from ..baselines.detectors import Mahalanobis
-from .comparison import by_set, over_seeds, remarks, stand_ins
-from .data import read_outliers
+from .comparison import by_set, over_seeds, percent, remarks, stand_ins
+from .data import notes_of, read_outliers
 from .detection import measure
-from .experiment import Context, Result, Unit, read_units, run_units
+from .experiment import Context, Result, Unit, read_units, run_seeds
 from .methods import contestants
 from .section import Check, Section, Table, Text, beside, printed, provenance, spread
 
@@ -33,11 +32,7 @@ METHODS = ("MAP", "LLL-RGPR-OOD", "LLL-RGPR-adaptive")
 
 def run(context: Context) -> None:
     """A unit for each seed, on CIFAR-10."""
-    for name in context.image_sets("cifar10"):
-        units = {
-            f"{name}-seed{seed}": partial(_unit, context, name, seed) for seed in context.seeds
-        }
-        run_units(context, NAME, units, recipe=context.recipe)
+    run_seeds(context, NAME, context.image_sets("cifar10"), _unit)
 
 
 def _unit(context: Context, name: str, seed: int) -> Result:
@@ -51,11 +46,10 @@ def _unit(context: Context, name: str, seed: int) -> Result:
     for title, layers in DETECTORS.items():
         detector = Mahalanobis(competing.network, layers).fit(competing.train, progress=False)
         found[title] = measure(partial(_score, detector), competing.test, outliers)
-    notes = {kind: images.note for kind, images in outliers.items() if images.note}
     return {
         "set": name,
         "seed": seed,
-        "notes": competing.notes | notes,
+        "notes": competing.notes | notes_of(outliers),
         "missing": {kind: gap for kind, gap in missing.items() if kind in OUTLIERS},
         "outliers": list(outliers),
         "methods": found,
@@ -111,8 +105,7 @@ def _tables(name: str, units: list[Unit]) -> list[Table]:
 
 
 def _claims(name: str, units: list[Unit]) -> list[Check]:
-    def averaged(method: str, *keys: str) -> float:
-        return 100 * float(mean(over_seeds(units, "methods", method, *keys)))
+    averaged = partial(percent, units)
 
     checks = []
     for kind in units[0].result["outliers"]:

@@ -7,7 +7,6 @@ released code (means) and here (standard deviations), so only their pattern can 
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from .comparison import PAPER_NAMES, by_set, over_seeds, remarks, stand_ins
 from .data import MissingDataError
 from .detection import shortened
-from .experiment import Context, Result, Unit, read_units, run_units
+from .experiment import Context, Result, Unit, read_units, run_seeds
 from .methods import contestants
 from .section import Check, Section, Table, Text, beside, printed, provenance
 
@@ -35,11 +34,7 @@ TRIVIAL = 1e-6
 
 def run(context: Context) -> None:
     """A unit for each set and seed."""
-    for name in context.image_sets(*PAPER_NAMES):
-        units = {
-            f"{name}-seed{seed}": partial(_unit, context, name, seed) for seed in context.seeds
-        }
-        run_units(context, NAME, units, recipe=context.recipe)
+    run_seeds(context, NAME, context.image_sets(*PAPER_NAMES), _unit)
 
 
 def _unit(context: Context, name: str, seed: int) -> Result:

@@ -20,21 +20,12 @@ from ..model import RGPR
 from ..tuning.outputs import Outputs, Parameters
 from .data import Loader, read_split
 from .experiment import Context
-from .methods import Contestants, contestants
+from .methods import COMPARED, Contestants, contestants
 from .networks import MEMBERS, trained
 
 __all__ = ["METHODS", "METRICS", "images_of_all", "measured", "notes", "predictions"]
 
-METHODS = (
-    "MAP",
-    "TS",
-    "DE",
-    "GP-DSCS",
-    "LLL",
-    "LLL-RGPR-LL",
-    "LLL-RGPR-OOD",
-    "LLL-RGPR-adaptive",
-)
+METHODS = COMPARED
 METRICS = ("NLL", "ECE", "Brier", "confidence", "accuracy")
 
 

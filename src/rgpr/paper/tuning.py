@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from .. import noise
-from ..demo import Task, confidence_map, digits, moons, show_map, train, wrap
+from ..demo import Task, confidence_map, digits, moons, train, wrap
 from ..metrics import accuracy, confidence, ece, nll
 from ..model import RGPR
 from ..tuning import TuningResult
 from .experiment import Context, Result, Unit, read_units, run_units
 from .figures import drawing
-from .moons import uniform_around
+from .moons import show_maps, uniform_around
 from .section import Check, Figure, Section, Table, Text, provenance
 
 __all__ = ["render", "run"]
@@ -177,14 +177,8 @@ def _figure(folder: Path, unit: Unit) -> Figure:
         sharex="row",
         sharey="row",
     ) as (figure, axes, block):
-        for column, name in enumerate(names):
-            axes[0, column].set_title(_TITLES.get(name, name))
-            for row, (zoom, width) in enumerate(WIDTHS.items()):
-                image = maps[f"{name}, {zoom}"].float()
-                shown = show_map(axes[row, column], image, width, maps["x"], maps["y"])
-        for row, zoom in enumerate(WIDTHS):
-            axes[row, 0].set_ylabel(zoom)
-        figure.colorbar(shown, ax=axes, label="confidence", shrink=0.8)
+        titles = {name: _TITLES.get(name, name) for name in names}
+        show_maps(figure, axes, maps, titles, WIDTHS)
     return block
 
 
