@@ -8,6 +8,7 @@ in their place it is made anew.
 from __future__ import annotations
 
 import threading
+from itertools import chain
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ __all__ = ["CompiledCall"]
 
 # torch exports and compiles for one thread at a time.
 _making = threading.RLock()
+_Table = dict[str, Any]
 
 
 class CompiledCall:
@@ -37,17 +39,15 @@ class CompiledCall:
         check_exportable(model)
         self._model, self._options = model, options
         self._graphs: dict[int | None, Any] = {}
-        self._made_of: list[tuple[dict[str, Any], str, Any, Any]] = []
+        self._holders: tuple[list[_Table], list[_Table]] = [], []
+        self._made_of: list[list[Any]] = []
 
     def __call__(self, x: Tensor, **options: Any) -> Any:
         model = self._model
         if options or not self._plain(x):
             return model._call_impl(x, **options)  # type: ignore[no-untyped-call]
         check_input(x, model.posterior.network, model._input_shape)
-        if self._graphs and any(
-            table.get(name) is not part or _kind(part) != kind
-            for table, name, part, kind in self._made_of
-        ):
+        if self._graphs and self._made_of != _contents(*self._holders):
             self._graphs = {}
         # As torch.compile does: a graph for the first size of a batch, and one for all others.
         graphs = self._graphs
@@ -56,8 +56,10 @@ class CompiledCall:
             return graphs[size](x)
         with _making:
             if size not in graphs:
-                self._made_of = _parts(model)
-                exported = program(model, x, dynamic=size is None).module()
+                self._holders = _holders(model)
+                self._made_of = _contents(*self._holders)
+                exported = program(model, x, dynamic=size is None).module(check_guards=False)
+                exported._forward_pre_hooks.clear()  # which check the input once more
                 graphs[size] = torch.compile(exported, **self._options)
             return graphs[size](x)  # which compiles
 
@@ -75,15 +77,16 @@ class CompiledCall:
         )
 
 
-def _parts(model: RGPR) -> list[tuple[dict[str, Any], str, Any, Any]]:
-    """Every tensor and module in the model: where it is held, by what name, and what it is."""
-    return [
-        (table, name, part, _kind(part))
-        for module in every_module(model)
-        for table in (module._parameters, module._buffers, module._modules)
-        for name, part in table.items()
-    ]
+def _holders(model: RGPR) -> tuple[list[_Table], list[_Table]]:
+    """The tables that hold the model's modules, and those that hold its tensors."""
+    every = every_module(model)
+    modules = [module._modules for module in every if module._modules]
+    tensors = [t for module in every for t in (module._parameters, module._buffers) if t]
+    return modules, tensors
 
 
-def _kind(part: Any) -> Any:
-    return (part.dtype, part.device) if isinstance(part, Tensor) else None
+def _contents(modules: list[_Table], tensors: list[_Table]) -> list[list[Any]]:
+    """What the tables hold; every call compares it, so it is made of few, fast steps."""
+    parts = [*chain.from_iterable([table.values() for table in modules])]
+    held = [t for table in tensors for t in table.values() if t is not None]
+    return [parts, [*map(id, held)], [t.dtype for t in held], [t.device for t in held]]

@@ -27,6 +27,7 @@ __all__ = [
     "labelled",
     "network_dtype_device",
     "not_finite",
+    "on_device",
     "one_of",
     "row_keys",
 ]
@@ -210,6 +211,16 @@ def network_dtype_device(network: nn.Module) -> tuple[torch.dtype | None, torch.
         if tensor.is_floating_point():
             return tensor.dtype, tensor.device
     return None, None
+
+
+def on_device(tensor: Tensor, device: torch.device | None) -> Tensor:
+    """The tensor on a network's device, if that has one.
+
+    What goes to a GPU is not waited for: it would have to finish all its work first.
+    """
+    if device is None:
+        return tensor
+    return tensor.to(device, non_blocking=device.type == "cuda" and not tensor.is_cuda)
 
 
 def check_input(x: Tensor, network: nn.Module, shape: torch.Size | None) -> None:

@@ -19,6 +19,7 @@ from .data import (
     inputs_and_targets,
     network_dtype_device,
     not_finite,
+    on_device,
 )
 from .distributed import together
 from .gaussian import Gaussian
@@ -107,7 +108,7 @@ def _pass(
         for number, (batch, target) in enumerate(
             inputs_and_targets(train_loader, progress=progress, description="rgpr fit")
         ):
-            x = batch if device is None else batch.to(device)
+            x = on_device(batch, device)
             check_batch(number, x, network, shape, values=False)
             if len(x) == 0:
                 continue
@@ -167,7 +168,8 @@ def _classes(
     classes = max(2, outputs.shape[1])
     if target is not None and not target.is_floating_point():
         try:
-            return check_target(target, outputs, likelihood, number).to(outputs.device), classes
+            checked = check_target(target, outputs, likelihood, number)
+            return on_device(checked, outputs.device), classes
         except ValueError as error:
             warnings.warn(
                 f"these targets are not classes ({error}); the network's own predictions are "

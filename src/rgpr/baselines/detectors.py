@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..data import check_batch, check_input, check_logits, labelled, network_dtype_device
+from ..data import check_batch, check_input, check_logits, labelled, network_dtype_device, on_device
 from ..hooks import evaluating, full_precision, plain_module, watching
 from ..representations import INPUT, LayerChoice, capture, check_layers, choose_layers
 from ..standardize import ClassMoments
@@ -86,7 +86,7 @@ class Detector(ABC):
         shape: torch.Size | None = None
         pairs = labelled(loader, progress=progress, description=description)
         for number, (x, y) in enumerate(pairs):
-            x, y = x.to(device), y.to(device)
+            x, y = on_device(x, device), on_device(y, device)
             check_batch(number, x, self.network, shape)
             if y.shape != x.shape[:1] or y.is_floating_point():
                 raise ValueError(

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..coordinates import Standardizer
-from ..data import check_batch, labelled, network_dtype_device
+from ..data import check_batch, labelled, network_dtype_device, on_device
 from ..gaussian import DiagonalGaussian, Gaussian
 from ..hooks import evaluating, full_precision, plain_module
 from ..integrations.gpytorch import DSCSKernel
@@ -339,7 +339,7 @@ def _collect(
         for number, (x, y) in enumerate(
             labelled(loader, progress=progress, description=description)
         ):
-            x = x if device is None else x.to(device)
+            x = on_device(x, device)
             check_batch(number, x, network, shape)
             shape = x.shape[1:]
             f = outputs_of(network(x.clone()), x)  # it may change its input in place

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from ..coordinates import Standardizer
-from ..data import check_batch, labelled, network_dtype_device
+from ..data import check_batch, labelled, network_dtype_device, on_device
 from ..gaussian import DiagonalGaussian, Gaussian, standard_normal
 from ..hooks import evaluating, full_precision, plain_module
 from ..representations import LayerChoice, choose_layers
@@ -114,7 +114,7 @@ class SVDKL(Posterior):
             for number, (x, y) in enumerate(
                 labelled(train_loader, progress=progress, description="svdkl features")
             ):
-                x = x if device is None else x.to(device)
+                x = on_device(x, device)
                 check_batch(number, x, extractor, shape)
                 shape = x.shape[1:]
                 features = _features(extractor(x), x)
@@ -153,7 +153,7 @@ class SVDKL(Posterior):
                     y = y.to(features.device)
                     if likelihood == "regression":
                         y = regression_targets(y, len(y))
-                    x = x if device is None else x.to(device)
+                    x = on_device(x, device)
                     yield standardizer(_features(extractor(x), x).double()), prepared(y), 0.0
 
         generator = torch.Generator().manual_seed(seed)

@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ..data import labelled, network_dtype_device
+from ..data import labelled, network_dtype_device, on_device
 from ..gaussian import DiagonalGaussian, Gaussian, ScaledGaussian
 from ..hooks import evaluating
 from ..predictive import probit
@@ -61,7 +61,7 @@ class Temperature(Posterior):
         means, variances, targets = [], [], []
         with evaluating(self.base):
             for x, y in labelled(val_loader, progress=progress, description="temperature"):
-                gaussian: Gaussian = self.base(x if device is None else x.to(device))
+                gaussian: Gaussian = self.base(on_device(x, device))
                 means.append(gaussian.mean.double())
                 variances.append(gaussian.variance)
                 targets.append(y.to(gaussian.mean.device))

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..data import check_batch, check_rows, check_target, labelled, network_dtype_device
+from ..data import check_batch, check_rows, check_target, labelled, network_dtype_device, on_device
 from ..gaussian import Gaussian
 from ..hooks import evaluating
 from ..kernels import dscs_gram
@@ -212,7 +212,7 @@ def collect_matrices(
         for number, (batch, target) in enumerate(
             labelled(loader, progress=progress, description="rgpr marginal likelihood")
         ):
-            x = batch if device is None else batch.to(device)
+            x = on_device(batch, device)
             check_batch(number, x, posterior.network, shape)
             if len(x) == 0:
                 continue

@@ -15,7 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data import Reservoir, check_batch, check_target, inputs, labelled, network_dtype_device
+from ..data import (
+    Reservoir,
+    check_batch,
+    check_target,
+    inputs,
+    labelled,
+    network_dtype_device,
+    on_device,
+)
 from ..distributed import together
 from ..gaussian import Gaussian, symmetric_normal
 from ..posteriors import Posterior
@@ -173,7 +181,7 @@ def collect(
             batches = labelled(loader, progress=progress, description=description)
         kept: Reservoir | None = None
         for number, (batch, target) in enumerate(batches):
-            x = batch if device is None else batch.to(device)
+            x = on_device(batch, device)
             check_batch(number, x, posterior.network, shape)
             if len(x) == 0:
                 continue
