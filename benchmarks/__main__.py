@@ -43,7 +43,7 @@ def main() -> None:
             continue
         benchmark = import_module(f".{name}", __package__)
         print(f"\n{benchmark.__doc__.strip()}", flush=True)
-        results[name] = {}
+        results.setdefault(name, {})
         for case, result in benchmark.run(options.device):
             results[name][case] = result
             show(case, result)
