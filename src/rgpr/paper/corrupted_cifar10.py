@@ -20,7 +20,7 @@ from .comparison import remarks, stand_ins
 from .corruptions import KINDS, SEVERITIES, corrupt
 from .data import ImageSet, MissingDataError, read_corrupted, read_split
 from .experiment import Context, Result, Unit, read_units, run_units
-from .figures import COLORS, drawing
+from .figures import color_of, drawing
 from .section import Block, Check, Section, Table, Text, beside, printed, provenance, spread
 
 __all__ = ["render", "run"]
@@ -160,7 +160,7 @@ def _bars(folder: Path, units: list[Unit]) -> Block:
                     values.mean(),
                     0.09,
                     yerr=values.std(correction=0),
-                    color=COLORS[number],
+                    color=color_of(method),
                     label=method if place == 0 else None,
                 )
         axis.set_xticks(range(len(shift.METRICS)), shift.METRICS)
@@ -172,11 +172,11 @@ def _severities(folder: Path, units: list[Unit]) -> Block:
     caption = "Means over the kinds and seeds against the severity."
     with drawing(folder, "severities", caption, ncols=5, figsize=(13, 2.8)) as (fig, axes, block):
         for axis, metric in zip(axes, shift.METRICS, strict=True):
-            for number, method in enumerate(shift.METHODS):
+            for method in shift.METHODS:
                 values = torch.tensor(
                     [[seed[metric] for seed in u.result["methods"][method]] for u in units]
                 )
-                axis.plot(SEVERITIES, values.mean((0, 1)), color=COLORS[number], label=method)
+                axis.plot(SEVERITIES, values.mean((0, 1)), color=color_of(method), label=method)
             axis.set_title(metric)
             axis.set_xticks(SEVERITIES)
         fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=8)

@@ -21,7 +21,7 @@ from ..model import RGPR
 from .comparison import PAPER_NAMES, by_set, stand_ins
 from .data import Loader
 from .experiment import Context, Result, Unit, read_units, run_seeds
-from .figures import COLORS, drawing
+from .figures import color_of, drawing
 from .methods import Method, contestants
 from .section import Block, Check, Section, Table, Text, provenance, spread
 
@@ -113,13 +113,15 @@ def _figure(folder: Path, sets: dict[str, list[Unit]]) -> Block:
     ) as (figure, axes, block):
         for axis, (name, units) in zip(axes[0], sets.items(), strict=True):
             alphas = units[0].arrays["alpha"]
-            for method, color in zip(METHODS, (COLORS[-1], *COLORS), strict=False):
+            for method in METHODS:
+                color = color_of(method)
                 means = torch.stack([unit.arrays[f"{method}, mean"] for unit in units])
                 stds = torch.stack([unit.arrays[f"{method}, std"] for unit in units])
                 center = means.mean(0)
                 width = (stds.square().mean(0) + means.var(0, correction=0)).sqrt()
                 axis.plot(alphas, center, color=color, label=method)
-                axis.fill_between(alphas, center - width, center + width, color=color, alpha=0.12)
+                band = (center - width).clamp_min(0), (center + width).clamp_max(1)
+                axis.fill_between(alphas, *band, color=color, alpha=0.12, lw=0)
             axis.axhline(1 / units[0].result["classes"], color="black", linestyle=":", linewidth=1)
             axis.set(xscale="log", ylim=(0, 1.02), title=PAPER_NAMES.get(name, name))
             axis.set_xlabel("alpha")

@@ -10,10 +10,22 @@ from typing import Any
 from ..storage import replacing
 from .section import Figure
 
-__all__ = ["COLORS", "drawing"]
+__all__ = ["COLORS", "color_of", "drawing"]
 
 # Okabe and Ito's, which the colour-blind can tell apart.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+
+# The same method has the same colour in every picture.
+_METHODS = {
+    "MAP": "#999999",
+    "TS": "#E69F00",
+    "DE": "#56B4E9",
+    "GP-DSCS": "#CC79A7",
+    "LLL": "#0072B2",
+    "LLL-RGPR-LL": "#009E73",
+    "LLL-RGPR-OOD": "#000000",
+    "LLL-RGPR-adaptive": "#D55E00",
+}
 
 _STYLE: Any = {
     "figure.dpi": 100,
@@ -35,6 +47,11 @@ _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "rgpr",  # the same picture is the same file
 }
+
+
+def color_of(method: str) -> str:
+    """The colour of a method in every picture."""
+    return _METHODS[method]
 
 
 @contextmanager

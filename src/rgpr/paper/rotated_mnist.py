@@ -22,7 +22,7 @@ from . import shift
 from .comparison import remarks, stand_ins
 from .data import read_split
 from .experiment import Context, Result, Unit, read_units, run_units
-from .figures import COLORS, drawing
+from .figures import color_of, drawing
 from .section import Block, Check, Section, Table, Text, beside, printed, provenance, spread
 
 __all__ = ["render", "rotate", "run"]
@@ -126,18 +126,20 @@ def _figure(folder: Path, units: list[Unit]) -> Block:
     angles = [unit.result["angle"] for unit in units]
     with drawing(folder, "rotated", caption, ncols=5, figsize=(13, 2.8)) as (figure, axes, block):
         for axis, metric in zip(axes, shift.METRICS, strict=True):
-            for method, color in zip(shift.METHODS, COLORS, strict=True):
+            for method in shift.METHODS:
+                color = color_of(method)
                 seeds = torch.tensor(
                     [[seed[metric] for seed in u.result["methods"][method]] for u in units],
                     dtype=torch.float64,
                 )
                 center, width = seeds.mean(1), seeds.std(1, correction=0)
                 axis.plot(angles, center, color=color, label=method)
-                axis.fill_between(angles, center - width, center + width, color=color, alpha=0.15)
+                band = center - width, center + width
+                axis.fill_between(angles, *band, color=color, alpha=0.15, lw=0)
             if metric == "accuracy" and not units[0].settings["small"]:
                 for method in ("MAP", "LLL-RGPR-OOD"):
-                    color = COLORS[shift.METHODS.index(method)]
-                    axis.plot(angles, [_printed(u, method) for u in units], "--", color=color)
+                    curve = [_printed(u, method) for u in units]
+                    axis.plot(angles, curve, "--", color=color_of(method))
             axis.set_title(metric)
             axis.set_xticks([0, 60, 120, 180])
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=8)
