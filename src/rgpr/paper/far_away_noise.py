@@ -171,7 +171,7 @@ _DISCUSSION = (
     "A scale of 1e-10 belongs to the paper's units: its research code divides by means, which are "
     "near zero for many a unit, and not by standard deviations. In ours the residual's variance at "
     "this distance, in the table, is still small beside the logits'; it overtakes them further "
-    "out, or here with the scales that fitting sets. The GPs of SVDKL are at their prior there, with a "
-    "mean of zero, and near 1/C without the residual; ten independent votes then cannot but raise "
-    "that."
+    "out, or here with the scales that fitting sets. The GPs of SVDKL are at their prior there, "
+    "with a mean of zero, and near 1/C without the residual; ten independent votes then cannot but "
+    "raise that."
 )

@@ -1,0 +1,54 @@
+"""The runs in the repository: all there, shown as they are, and what the docs say of them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from rgpr.paper import EXPERIMENTS
+from rgpr.paper.report import write_report
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+
+
+def test_the_report_is_that_of_the_numbers(tmp_path: Path) -> None:
+    numbers = tmp_path / "results"
+    shutil.copytree(RESULTS, numbers, ignore=shutil.ignore_patterns("*.md", "*.png", "*.svg"))
+    (numbers / "report.html").unlink()
+    markdown, page = write_report(numbers)
+    assert markdown.read_text() == (RESULTS / "report.md").read_text()
+    assert page.stat().st_size > 1_000_000  # with its pictures inside
+    for name in EXPERIMENTS:
+        shown = f"{name}/{name}.md"
+        assert (numbers / shown).read_text() == (RESULTS / shown).read_text()
+
+
+def test_every_claim_holds_or_is_discussed() -> None:
+    report = (RESULTS / "report.md").read_text()
+    counts = re.findall(r"(\d+) of (\d+) hold \|", report)
+    assert len(counts) == len(EXPERIMENTS)
+    holding, claims = (sum(map(int, column)) for column in zip(*counts, strict=True))
+    failing = re.findall(r"\| does not hold \| (.*)\|", report)
+    assert len(failing) == claims - holding
+    assert all(discussion.strip() for discussion in failing)
+    assert f"{holding} of {claims} hold" in (ROOT / "docs" / "results.md").read_text()
+
+
+def test_pictures_in_the_docs_are_those_of_the_results() -> None:
+    for name, picture in {
+        "far-away": "far-away/far-away",
+        "rotated": "rotated-mnist/rotated",
+        "corrupted": "corrupted-cifar10/bars",
+    }.items():
+        shown = (ROOT / "docs" / "images" / f"results-{name}.png").read_bytes()
+        assert shown == (RESULTS / f"{picture}.png").read_bytes()
+
+
+def test_nothing_heavy_and_no_paths() -> None:
+    files = [path for path in RESULTS.rglob("*") if path.is_file()]
+    assert all(path.stat().st_size < 1_000_000 for path in files if path.suffix != ".html")
+    for path in files:
+        if path.suffix in (".json", ".md"):
+            assert not re.search(r"/(home|root|tmp|work|data)/", path.read_text()), path
