@@ -20,7 +20,7 @@ from .comparison import remarks, stand_ins
 from .corruptions import KINDS, SEVERITIES, corrupt
 from .data import ImageSet, MissingDataError, read_corrupted, read_split
 from .experiment import Context, Result, Unit, read_units, run_units
-from .figures import color_of, drawing
+from .figures import color_of, drawing, panels
 from .section import Block, Check, Section, Table, Text, beside, printed, provenance, spread
 
 __all__ = ["render", "run"]
@@ -170,16 +170,14 @@ def _bars(folder: Path, units: list[Unit]) -> Block:
 
 def _severities(folder: Path, units: list[Unit]) -> Block:
     caption = "Means over the kinds and seeds against the severity."
-    with drawing(folder, "severities", caption, ncols=5, figsize=(13, 2.8)) as (fig, axes, block):
+    with panels(folder, "severities", caption, shift.METRICS) as (axes, block):
         for axis, metric in zip(axes, shift.METRICS, strict=True):
             for method in shift.METHODS:
                 values = torch.tensor(
                     [[seed[metric] for seed in u.result["methods"][method]] for u in units]
                 )
                 axis.plot(SEVERITIES, values.mean((0, 1)), color=color_of(method), label=method)
-            axis.set_title(metric)
             axis.set_xticks(SEVERITIES)
-        fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=8)
     return block
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from ..storage import replacing
 from .section import Figure
 
-__all__ = ["COLORS", "color_of", "drawing"]
+__all__ = ["COLORS", "color_of", "drawing", "panels"]
 
 # Okabe and Ito's, which the colour-blind can tell apart.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -86,3 +86,24 @@ def drawing(
                     figure.savefig(temporary, format=ending, metadata=about)
         finally:
             plt.close(figure)
+
+
+@contextmanager
+def panels(
+    folder: Path, name: str, caption: str, titles: Sequence[str]
+) -> Iterator[tuple[Any, Figure]]:
+    """:func:`drawing` with a panel for each title, three to a row, and their legend after them.
+
+    Yields:
+        The panels, and the block for the section.
+    """
+    rows = len(titles) // 3 + 1
+    with drawing(folder, name, caption, nrows=rows, ncols=3, figsize=(8, 2.4 * rows)) as drawn:
+        _, axes, block = drawn
+        shown, spare = axes.flat[: len(titles)], axes.flat[len(titles) :]
+        for axis, title in zip(shown, titles, strict=True):
+            axis.set_title(title)
+        yield shown, block
+        for axis in spare:
+            axis.axis("off")
+        spare[0].legend(*shown[0].get_legend_handles_labels(), loc="center left")

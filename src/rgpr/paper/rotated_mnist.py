@@ -22,7 +22,7 @@ from . import shift
 from .comparison import remarks, stand_ins
 from .data import read_split
 from .experiment import Context, Result, Unit, read_units, run_units
-from .figures import color_of, drawing
+from .figures import color_of, panels
 from .section import Block, Check, Section, Table, Text, beside, printed, provenance, spread
 
 __all__ = ["render", "rotate", "run"]
@@ -124,7 +124,7 @@ def _over_angles(units: list[Unit], method: str) -> list[dict[str, float]]:
 def _figure(folder: Path, units: list[Unit]) -> Block:
     caption = "Rotated MNIST: each metric against the angle in degrees; bands are ±1 std of seeds."
     angles = [unit.result["angle"] for unit in units]
-    with drawing(folder, "rotated", caption, ncols=5, figsize=(13, 2.8)) as (figure, axes, block):
+    with panels(folder, "rotated", caption, shift.METRICS) as (axes, block):
         for axis, metric in zip(axes, shift.METRICS, strict=True):
             for method in shift.METHODS:
                 color = color_of(method)
@@ -140,9 +140,7 @@ def _figure(folder: Path, units: list[Unit]) -> Block:
                 for method in ("MAP", "LLL-RGPR-OOD"):
                     curve = [_printed(u, method) for u in units]
                     axis.plot(angles, curve, "--", color=color_of(method))
-            axis.set_title(metric)
             axis.set_xticks([0, 60, 120, 180])
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=8)
     return block
 
 
