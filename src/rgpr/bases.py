@@ -33,9 +33,9 @@ from .posteriors import (
     SWAGCollector,
     Temperature,
     as_posterior,
+    choose_prior_precision,
     fit_laplace,
 )
-from .posteriors.weight_laplace import choose_prior_precision
 
 __all__ = ["CLASSIFIERS", "REGRESSORS", "table"]
 
@@ -62,8 +62,7 @@ def _last_layer(network: nn.Module, task: Task, structure: str = "kron") -> Post
         network, "classification", subset_of_weights="last_layer", hessian_structure=structure
     )
     la.fit(_loader(task))
-    choose_prior_precision(la, _validation(task))
-    return as_posterior(la)
+    return choose_prior_precision(la, _validation(task), grid_size=100, progress=False)
 
 
 def _swag(network: nn.Module, task: Task) -> Posterior:

@@ -35,7 +35,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .. import noise
 from ..baselines.detectors import KNN, Detector, Energy, Mahalanobis, ViM
@@ -49,10 +48,9 @@ from ..posteriors import (
     Posterior,
     SWAGCollector,
     Temperature,
-    as_posterior,
+    choose_prior_precision,
 )
 from ..posteriors.sampled import SampledPosterior
-from ..predictive import probit
 from ..training import Recipe, train
 from ..tuning import TuningResult
 from .data import ImageSet, Loader, grey, notes_of, read_images, read_split, some
@@ -286,24 +284,8 @@ def _last_layer(c: Contestants) -> Posterior:
     )
     la.fit(c.train)
 
-    def posterior(precision: float) -> Posterior:
-        la.prior_precision = precision
-        return as_posterior(la)
-
-    # Our closed form for each: laplace-torch's own search takes fifty times as long for the same.
-    candidates = torch.logspace(-4, 4, 3 if c.context.small else 41).tolist()
-    return posterior(min(candidates, key=lambda p: _loss(posterior(p), c.validation)))
-
-
-@torch.no_grad()
-def _loss(posterior: Posterior, validation: Loader) -> float:
-    """Negative log-likelihood of the probit."""
-    losses = []
-    for x, y in validation:
-        gaussian = posterior(x)
-        p = probit(gaussian, torch.zeros(len(x), dtype=torch.float64, device=x.device))
-        losses.append(F.nll_loss(p.log(), y, reduction="none"))
-    return float(torch.cat(losses).mean())
+    size = 3 if c.context.small else 41
+    return choose_prior_precision(la, c.validation, grid_size=size, progress=False)
 
 
 def _swag(c: Contestants) -> Posterior:

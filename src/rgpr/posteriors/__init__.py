@@ -9,7 +9,7 @@ from .base import Posterior, as_posterior, register_posterior
 from .dropout import MCDropout
 from .ensemble import Ensemble
 from .function import FunctionPosterior
-from .laplace import LaplacePosterior, LastLayerLaplace
+from .laplace import LaplacePosterior, LastLayerLaplace, choose_prior_precision
 from .map import MAP
 from .sampled import SampledPosterior, WeightPosterior
 from .swag import SWAG, SWAGCollector
@@ -38,6 +38,7 @@ __all__ = [
     "Temperature",
     "WeightPosterior",
     "as_posterior",
+    "choose_prior_precision",
     "fit_laplace",
     "register_posterior",
 ]

@@ -20,7 +20,6 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import nll_loss
 
 from ..data import labelled
 from .laplace import check_fitted, likelihood_of
@@ -68,25 +67,6 @@ def fit_laplace(
     )
     la.fit(train_loader)
     return la
-
-
-def choose_prior_precision(la: Any, val_loader: Any, **options: Any) -> None:
-    """Set a fitted laplace-torch object's prior precision to the best of its grid for the probit.
-
-    Args:
-        la: The object; it is changed.
-        val_loader: Yields ``(x, y)`` that the network was not trained on.
-        **options: Of its grid, such as ``grid_size``.
-    """
-    la.optimize_prior_precision(
-        pred_type="glm",
-        method="gridsearch",
-        link_approx="probit",
-        val_loader=val_loader,
-        # Its own loss is never reset: each precision would get the mean of all before it.
-        loss=lambda p, y: nll_loss(p.log(), y),
-        **options,
-    )
 
 
 class _AllLayerLaplace(WeightPosterior):
