@@ -34,6 +34,7 @@ def main() -> None:
             kernels._add_moments, dtype, own, wide, wide, "i32", "i32", "i32",
             CHANNELS_LAST=True, ROWS=32, COLUMNS=64,
         )  # fmt: skip
+        build(kernels._pooled, dtype, own, *["i32"] * 4, BLOCK=64, POSITIONS=32)
         build(
             kernels._probit, dtype, wide, wide, wide, wide, wide, dtype, "fp32", "i32", "i32",
             CALIBRATED=True, CLASSES=16, LAYERS=4,

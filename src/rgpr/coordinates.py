@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from .data import Reservoir, one_of
-from .fused import from_nearest, mean_cubes, nearest_mean_cubes, peak_out
+from .fused import from_nearest, mean_cubes, nearest_mean_cubes, peak_out, pooled
 from .hooks import at_least_float32
 from .standardize import ClassMoments, Moments, StableBuffers
 
@@ -249,14 +249,10 @@ def reduce(h: Tensor, of: str) -> Tensor:
 
     Images ``(B, C, H, W)`` are pooled over positions, sequences ``(B, T, D)`` over ``T``.
     """
-    dtype = at_least_float32(h.dtype)
-    if of == "raw" or h.dim() == 2:
-        flat = h.flatten(1)
-    else:
-        flat = h.mean(1 if h.dim() == 3 else tuple(range(2, h.dim())), dtype=dtype)
+    flat = h.flatten(1) if of == "raw" or h.dim() == 2 else pooled(h)
     if of != "normalised":
         return flat
-    flat = flat.to(dtype)
+    flat = flat.to(at_least_float32(h.dtype))
     peak = flat.detach().abs().amax(1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)
     return torch.nn.functional.normalize(flat / peak, dim=1)
 

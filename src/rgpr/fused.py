@@ -1,6 +1,6 @@
 r"""The residual's arithmetic, reading each representation once.
 
-Five small operations carry all of it. On a GPU, outside of autograd and ``torch.compile``, each is
+Six small operations carry all of it. On a GPU, outside of autograd and ``torch.compile``, each is
 one Triton kernel (:mod:`rgpr.triton_kernels`); everywhere else it is plain torch, which
 ``torch.compile`` and exporters fuse by themselves. Inputs may be float32, bfloat16, float16 or
 float64, contiguous or channels-last; cubes are summed in float64, which no float32 value can
@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from .hooks import at_least_float32
+
 __all__ = [
     "add_moments",
     "from_nearest",
@@ -24,6 +26,7 @@ __all__ = [
     "mean_cubes",
     "nearest_mean_cubes",
     "peak_out",
+    "pooled",
 ]
 
 # Numbers that a CPU works on at a time: what fits its cache need not go through memory again.
@@ -61,6 +64,19 @@ def mean_cubes(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) ->
     if len(h) <= size:
         return on_cpu(h)
     return torch.cat([on_cpu(part) for part in torch.split(h, size)])
+
+
+def pooled(h: Tensor) -> Tensor:
+    """Means over positions, ``(B, C)``, in at least float32.
+
+    Args:
+        h: Images ``(B, C, ...)``, or sequences ``(B, T, C)``.
+    """
+    kernels = _kernels(h)
+    if kernels is not None:
+        return kernels.pooled(h)  # type: ignore[no-any-return]
+    positions = 1 if h.dim() == 3 else tuple(range(2, h.dim()))
+    return h.mean(positions, dtype=at_least_float32(h.dtype))
 
 
 def peak_out(h: Tensor) -> tuple[Tensor, Tensor]:

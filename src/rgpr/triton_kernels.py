@@ -9,10 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["add_moments", "mean_cubes", "nearest_mean_cubes", "peak_out", "probit"]
+__all__ = ["add_moments", "mean_cubes", "nearest_mean_cubes", "peak_out", "pooled", "probit"]
 
 # Programs that keep a large GPU busy: rows are cut where there are fewer.
 _PROGRAMS = 512
+# Numbers that one program adds up at a time.
+_TILE = 2048
 # A row of so many probabilities fits the registers of one program.
 MOST_CLASSES = 4096
 
@@ -34,6 +36,33 @@ def mean_cubes(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) ->
                 offset is not None, channels > 1, block,
             )  # fmt: skip
     return out[:, 0] if parts == 1 else out.sum(1)
+
+
+def pooled(h: Tensor) -> Tensor:
+    """See :func:`rgpr.fused.pooled`."""
+    sequence = h.dim() == 3
+    channels_last = sequence or (
+        h.dim() == 4
+        and not h.is_contiguous()
+        and h.is_contiguous(memory_format=torch.channels_last)
+    )
+    if sequence or not channels_last:
+        h = h.contiguous()
+    rows, channels = len(h), h.shape[2] if sequence else h.shape[1]
+    n = h.shape[1] if sequence else h.shape[2:].numel()
+    dtype = torch.float64 if h.dtype == torch.float64 else torch.float32
+    out = torch.empty(rows, channels, dtype=dtype, device=h.device)
+    if out.numel():
+        # Wide along what lies side by side in memory.
+        near = triton.next_power_of_2(channels if channels_last else max(1, n))
+        wide = min(near, 128 if channels_last else 256)
+        block, positions = (wide, _TILE // wide) if channels_last else (_TILE // wide, wide)
+        strides = (1, channels) if channels_last else (n, 1)
+        with torch.cuda.device_of(h):
+            _pooled[rows, triton.cdiv(channels, block)](
+                h, out, n, channels, *strides, block, positions
+            )
+    return out
 
 
 def peak_out(h: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,7 +97,7 @@ def add_moments(h: Tensor, near: Tensor, total: Tensor, squares: Tensor) -> None
     h, channels = _dense(h, near)
     rows, n = len(h), near.numel()
     if rows:
-        columns = 64
+        columns = 64 if n >= 64 * _PROGRAMS else 32
         with torch.cuda.device_of(h):
             _add_moments[(triton.cdiv(n, columns),)](
                 h, near, total, squares, rows, n, channels, channels > 1, 32, columns
@@ -152,6 +181,24 @@ def _mean_cubes(
 
 
 @triton.jit
+def _pooled(
+    h, out, n, channels, channel_stride, position_stride,
+    BLOCK: tl.constexpr, POSITIONS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = channel < channels
+    h += row * n * channels
+    total = tl.zeros([BLOCK, POSITIONS], out.dtype.element_ty)
+    for start in range(0, n, POSITIONS):
+        position = start + tl.arange(0, POSITIONS)
+        place = channel[:, None] * channel_stride + position[None, :] * position_stride
+        both = inside[:, None] & (position < n)[None, :]
+        total += tl.load(h + place, both, 0).to(total.dtype)
+    tl.store(out + row * channels + channel, tl.sum(total, 1) / n, inside)
+
+
+@triton.jit
 def _peak_out(h, divided, peak, n, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     largest = tl.full([], 0, h.dtype.element_ty)
@@ -212,17 +259,19 @@ def _add_moments(
     inside = j < n
     unit = _unit(j, n, channels, CHANNELS_LAST)
     center = tl.load(near + unit, inside, 0)
-    first, second = tl.zeros([COLUMNS], tl.float64), tl.zeros([COLUMNS], tl.float64)
+    first = tl.zeros([ROWS, COLUMNS], tl.float64)
+    second = tl.zeros([ROWS, COLUMNS], tl.float64)
     for start in range(0, rows, ROWS):
         i = start + tl.arange(0, ROWS).to(tl.int64)
         both = (i < rows)[:, None] & inside[None, :]
         value = tl.load(h + i[:, None] * n + j[None, :], both, 0).to(center.dtype)
         deviation = value.to(tl.float64) - center[None, :].to(tl.float64)
         deviation = tl.where(both, deviation, 0)
-        first += tl.sum(deviation, 0)
-        second += tl.sum(deviation * deviation, 0)
-    tl.store(total + unit, tl.load(total + unit, inside, 0) + first, inside)
-    tl.store(squares + unit, tl.load(squares + unit, inside, 0) + second, inside)
+        first += deviation
+        second += deviation * deviation
+    # Threads wait for each other here, and not at every step.
+    tl.store(total + unit, tl.load(total + unit, inside, 0) + tl.sum(first, 0), inside)
+    tl.store(squares + unit, tl.load(squares + unit, inside, 0) + tl.sum(second, 0), inside)
 
 
 @triton.jit
