@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import rgpr
 from networks import Task, blobs, mlp
 from references import jacobian
-from rgpr.posteriors import LaplacePosterior, LastLayerLaplace
+from rgpr.posteriors import LaplacePosterior, LastLayerLaplace, choose_prior_precision
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LAST_LAYER = ["kron", "diag", "full"]
@@ -49,6 +49,33 @@ def fitted(
         )
         la.fit(DataLoader(TensorDataset(x, y), batch_size=40))
     return la, x
+
+
+@pytest.mark.parametrize("structure", LAST_LAYER)
+def test_the_prior_precision_is_what_laplace_torch_finds(structure: str) -> None:
+    la, x = fitted(mlp(), structure=structure)
+    loader = [(x, blobs()[1])]
+    posterior = choose_prior_precision(la, loader, grid_size=9, progress=False)
+    found = float(la.prior_precision)
+    la.optimize_prior_precision(
+        pred_type="glm",
+        method="gridsearch",
+        link_approx="probit",
+        val_loader=DataLoader(TensorDataset(*loader[0]), batch_size=len(x)),
+        # Its own loss is never reset: each precision would get the mean of all before it.
+        loss=lambda p, y: nn.functional.nll_loss(p.log(), y),
+        grid_size=9,
+    )
+    assert found == pytest.approx(float(la.prior_precision))
+    assert torch.equal(posterior(x).variance, rgpr.as_posterior(la)(x).variance)
+
+
+def test_no_prior_precision_saves_a_broken_network() -> None:
+    la, x = fitted(mlp())
+    with torch.no_grad():
+        la.model.model[0].weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="no prior precision from 1e-4 to 1e4"):
+        choose_prior_precision(la, [(x, blobs()[1])], grid_size=2, progress=False)
 
 
 @pytest.mark.parametrize("structure", LAST_LAYER)

@@ -57,7 +57,7 @@ def _unit(context: Context, name: str, seed: int) -> Result:
         assert method.model is not None
         with torch.no_grad():
             found[method.name] = {
-                "independent": _mean_confidence(partial(_votes, method.model), far),
+                "independent": _mean_confidence(partial(_votes, method.model, seed), far),
                 "even": _mean_confidence(method.predict, far),
                 "variance": float(method.model.variance(far[:100]).mean()),
                 "accuracy": _accuracy(method.predict, competing.test),
@@ -73,9 +73,9 @@ def _unit(context: Context, name: str, seed: int) -> Result:
     }
 
 
-def _votes(model: RGPR, x: Tensor) -> Tensor:
+def _votes(model: RGPR, seed: int, x: Tensor) -> Tensor:
     """The paper's way: the mean of the softmax of independent samples."""
-    generator = torch.Generator(x.device).manual_seed(0)
+    generator = torch.Generator(x.device).manual_seed(seed)
     samples = model.predictive_samples(x, SAMPLES, generator, symmetric=False)
     largest = torch.finfo(samples.dtype).max / 4
     return samples.clamp(-largest, largest).softmax(-1).mean(0)
@@ -145,10 +145,10 @@ def _claims(name: str, units: list[Unit]) -> list[Check]:
             100 * mean(over_seeds(units, "methods", method, "independent"))
             for method in (base, f"{base}-RGPR")
         )
-        passed = extended < plain
+        passed = extended < 0.9 * plain
         checks.append(
             Check(
-                f"{name}: {base}-RGPR is less confident far away than {base}",
+                f"{name}: {base}-RGPR is clearly less confident far away than {base}, by a tenth",
                 f"{extended:.1f} % against {plain:.1f} %",
                 passed,
                 "" if passed else _DISCUSSION,
@@ -162,6 +162,7 @@ def _claims(name: str, units: list[Unit]) -> list[Check]:
                 f"{100 * fitted:.1f} %, 1/C is {100 * limit:g} %",
                 fitted < limit + 0.02,
                 "Even noise or probit; a scale is part of a residual and goes with its units.",
+                ours=True,
             )
         )
     return checks

@@ -83,7 +83,7 @@ def _claims(name: str, units: list[Unit]) -> list[Check]:
     noise, natural = "LLL-RGPR-OOD", "LLL-RGPR-OOD-natural"
     errors = averaged(noise, "ece"), averaged(natural, "ece")
     passes = averaged(noise, "fpr95", "mean"), averaged(natural, "fpr95", "mean")
-    worse, comparable = errors[1] >= errors[0], passes[1] <= passes[0] + 5
+    worse, better = errors[1] >= errors[0], passes[1] <= passes[0]
     return [
         Check(
             f"{name}: with natural images the ECE gets worse",
@@ -92,9 +92,9 @@ def _claims(name: str, units: list[Unit]) -> list[Check]:
             "" if worse else "In the paper's table it gets better on MNIST.",
         ),
         Check(
-            f"{name}: with natural images the FPR95 is at most 5 points above that with noise",
+            f"{name}: with natural images the FPR95 gets better",
             f"{passes[0]:.1f} % with noise, {passes[1]:.1f} % with natural images",
-            comparable,
-            "" if comparable else "In the paper's table it is 15 points above on CIFAR10.",
+            better,
+            "" if better else "In the paper's table it gets worse on both sets.",
         ),
     ]

@@ -23,8 +23,8 @@ __all__ = ["write_report", "write_section"]
 _TITLE = "The paper's experiments, run again"
 _INTRODUCTION = (
     "Every figure and table of the paper, made anew by `rgpr paper run`. Numbers in parentheses "
-    "are those that the paper printed; after ± stands the standard deviation between seeds. Each "
-    "claim of the paper is a check at the end of its section."
+    "are those that the paper printed; after ± stands the standard deviation between seeds or "
+    "trials. What the paper claims, and what this library does, are checks at the end of a section."
 )
 
 
@@ -103,8 +103,8 @@ def _section_markdown(shown: _Shown, level: int, folder: str) -> str:
     parts += [f"**Gap.** {gap}" for gap in shown.gaps]
     for block in shown.section.blocks:
         parts += _block_markdown(block, folder)
-    if shown.section.checks:
-        parts += _block_markdown(_checks(shown.section.checks), folder)
+    for table in _checks(shown.section.checks):
+        parts += _block_markdown(table, folder)
     return "\n\n".join(parts) + ("\n" if level == 1 else "")
 
 
@@ -123,23 +123,33 @@ def _row(cells: object) -> str:
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
-def _checks(checks: list[Check]) -> Table:
-    rows = [
-        [c.claim, c.measured, "holds" if c.passed else "does not hold", c.discussion]
-        for c in checks
-    ]
-    return Table(["claim", "measured", "verdict", "discussion"], rows, "Checks")
+def _checks(checks: list[Check]) -> list[Table]:
+    """The paper's claims, and those of this library."""
+    tables = []
+    for ours, caption in ((False, "The paper's claims"), (True, "Claims of this library")):
+        rows = [
+            [c.claim, c.measured, "holds" if c.passed else "does not hold", c.discussion]
+            for c in checks
+            if c.ours == ours
+        ]
+        if rows:
+            tables.append(Table(["claim", "measured", "verdict", "discussion"], rows, caption))
+    return tables
+
+
+def _held(checks: list[Check], ours: bool) -> str:
+    chosen = [c for c in checks if c.ours == ours]
+    return f"{sum(c.passed for c in chosen)} of {len(chosen)} hold" if chosen else "-"
 
 
 def _summary(sections: list[_Shown]) -> Table:
     rows = []
     for shown in sections:
-        checks = shown.section.checks
-        held = f"{sum(c.passed for c in checks)} of {len(checks)} hold" if checks else "-"
         state = "gap" if shown.gaps and not shown.section.blocks else "run"
         state = "run, with gaps" if shown.gaps and shown.section.blocks else state
-        rows.append([shown.title, shown.paper, state, held])
-    return Table(["experiment", "in the paper", "state", "checks"], rows)
+        held = [_held(shown.section.checks, ours) for ours in (False, True)]
+        rows.append([shown.title, shown.paper, state, *held])
+    return Table(["experiment", "in the paper", "state", "its claims", "ours"], rows)
 
 
 # -- HTML ----------------------------------------------------------------------------------------
@@ -177,8 +187,7 @@ def _html(sections: list[_Shown], out: Path) -> str:
         body += [f'<p class="paper">In the paper: {_inline(shown.paper)}.</p>']
         body += [f'<p class="gap"><b>Gap.</b> {_inline(gap)}</p>' for gap in shown.gaps]
         body += [_block_html(block, out / shown.name) for block in shown.section.blocks]
-        if shown.section.checks:
-            body.append(_table_html(_checks(shown.section.checks)))
+        body += [_table_html(table) for table in _checks(shown.section.checks)]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

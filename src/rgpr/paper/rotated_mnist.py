@@ -164,19 +164,32 @@ def _claims(units: list[Unit], means: dict[str, list[dict[str, float]]]) -> list
                     "" if passed else _DISCUSSION[one],
                 )
             )
-    clean = {
-        m: mean(seed["ECE"] for seed in units[0].result["methods"][m])
-        for m in ("LLL", "LLL-RGPR-LL")
-    }
-    checks.append(
-        Check(
-            "LLL-RGPR-LL keeps the ECE of LLL on the images as they are, within one point",
-            f"{100 * clean['LLL-RGPR-LL']:.2f} % against {100 * clean['LLL']:.2f} %",
-            abs(clean["LLL-RGPR-LL"] - clean["LLL"]) <= 0.01,
+    for method in ("LLL-RGPR-LL", "LLL-RGPR-OOD"):
+        worse = [
+            unit.result["angle"]
+            for unit in units
+            if _mean(unit, method, "NLL") > _mean(unit, "LLL", "NLL") + 0.001
+        ]
+        checks.append(
+            Check(
+                f"{method} improves LLL consistently: its NLL is not above LLL's at any angle",
+                f"above at {', '.join(map(str, worse))} degrees" if worse else "at none",
+                not worse,
+                _CONSISTENTLY if worse else "",
+            )
         )
-    )
+        clean, base = (_mean(units[0], m, "ECE") for m in (method, "LLL"))
+        kept = abs(clean - base) <= 0.01
+        checks.append(
+            Check(
+                f"{method} keeps the ECE of LLL on the images as they are, within one point",
+                f"{100 * clean:.2f} % against {100 * base:.2f} %",
+                kept,
+                "" if kept else _CLEAN,
+            )
+        )
     changes = [
-        abs(mean(s["accuracy"] for s in u.result["methods"][m]) - _mean_accuracy(u, "LLL"))
+        abs(_mean(u, m, "accuracy") - _mean(u, "LLL", "accuracy"))
         for u in units
         for m in ("LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-adaptive")
     ]
@@ -187,7 +200,9 @@ def _claims(units: list[Unit], means: dict[str, list[dict[str, float]]]) -> list
             max(changes) <= 0.003,
         )
     )
-    gaps = {u.result["angle"]: _mean_accuracy(u, "MAP") - (_printed(u, "MAP") or 0) for u in units}
+    gaps = {
+        u.result["angle"]: _mean(u, "MAP", "accuracy") - (_printed(u, "MAP") or 0) for u in units
+    }
     if not units[0].settings["small"]:
         apart = mean(abs(gap) for gap in gaps.values())
         widest = max(gaps, key=lambda angle: abs(gaps[angle]))
@@ -199,13 +214,24 @@ def _claims(units: list[Unit], means: dict[str, list[dict[str, float]]]) -> list
                 apart <= 0.05,
                 "Our networks saw shifted images in training (recipe `fast`); of the paper's it is "
                 "not said.",
+                ours=True,
             )
         )
     return checks
 
 
-def _mean_accuracy(unit: Unit, method: str) -> float:
-    return float(mean(seed["accuracy"] for seed in unit.result["methods"][method]))
+def _mean(unit: Unit, method: str, metric: str) -> float:
+    return float(mean(seed[metric] for seed in unit.result["methods"][method]))
+
+
+_CONSISTENTLY = (
+    "At small angles the network is right and the added variance costs a little; where it is wrong "
+    "it saves much more. See the figure."
+)
+_CLEAN = (
+    "Scales tuned with outliers cost calibration at the data, as the paper says of its table of "
+    "accuracies. Seeds differ: see the spread."
+)
 
 
 _DISCUSSION = {

@@ -59,19 +59,21 @@ class Figure:
 
 @dataclass(frozen=True)
 class Check:
-    """A claim of the paper, measured.
+    """A claim of the paper, or one of this library, measured.
 
     Attributes:
         claim: What must hold, in a sentence.
         measured: The numbers that decide.
         passed: Whether it holds.
         discussion: Why it does not, or what is to be known about it.
+        ours: Whether it is this library's claim and not the paper's.
     """
 
     claim: str
     measured: str
     passed: bool
     discussion: str = ""
+    ours: bool = False
 
 
 Block = Text | Table | Figure

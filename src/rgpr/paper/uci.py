@@ -181,18 +181,21 @@ def _claims(base: str, trials: dict[str, list[Any]]) -> list[Check]:
     inside, outside = ratios("inliers"), ratios("outliers")
     kept = all(abs(ratio - 1) <= 0.05 for ratio in inside.values())
     wider = all(ratio >= 2 for ratio in outside.values())
+    ours = base in BEYOND
     return [
         Check(
             f"{base}: the residual leaves the error bars of inliers within 5 %",
             ", ".join(f"{name} {ratio - 1:+.1%}" for name, ratio in inside.items()),
             kept,
             "" if kept else _TIGHT,
+            ours,
         ),
         Check(
             f"{base}: the residual makes those of outliers at least twice as long",
             ", ".join(f"{name} {ratio:.1f} times" for name, ratio in outside.items()),
             wider,
             "" if wider else _WIDE,
+            ours,
         ),
     ]
 

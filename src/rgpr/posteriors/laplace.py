@@ -21,6 +21,7 @@ features may be as large as float32 allows.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any, Self
@@ -32,7 +33,7 @@ from torch.nn.functional import nll_loss
 from ..data import labelled, network_dtype_device, on_device
 from ..fused import peak_out
 from ..gaussian import DenseGaussian, DiagonalGaussian, Gaussian, standard_normal
-from ..hooks import at_least_float32, full_precision, plain_module, watching
+from ..hooks import at_least_float32, evaluating, full_precision, plain_module, watching
 from ..predictive import probit
 from .base import Posterior, register_posterior
 
@@ -302,6 +303,9 @@ def choose_prior_precision(
 
     Returns:
         The posterior with the best one.
+
+    Raises:
+        ValueError: None of them gives finite predictions.
     """
     batches = list(labelled(val_loader, progress=progress, description="prior precision"))
 
@@ -310,16 +314,28 @@ def choose_prior_precision(
         return from_laplace(la)
 
     def loss(precision: float) -> float:
-        candidate, losses = posterior(precision), []
+        try:
+            candidate, losses = posterior(precision), []
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            return math.inf  # too small for a Hessian that rounding left indefinite
         device = network_dtype_device(candidate.network)[1]
-        for x, y in batches:
-            gaussian: Gaussian = candidate(on_device(x, device))
-            zero = torch.zeros(len(x), dtype=torch.float64, device=gaussian.mean.device)
-            p = probit(gaussian, zero)
-            losses.append(nll_loss(p.log(), on_device(y, p.device), reduction="none"))
-        return float(torch.cat(losses).mean())
+        with evaluating(candidate):
+            for x, y in batches:
+                gaussian: Gaussian = candidate(on_device(x, device))
+                zero = torch.zeros(len(x), dtype=torch.float64, device=gaussian.mean.device)
+                p = probit(gaussian, zero)
+                losses.append(nll_loss(p.log(), on_device(y, p.device), reduction="none"))
+        mean = float(torch.cat(losses).mean())
+        return math.inf if math.isnan(mean) else mean
 
-    return posterior(min(torch.logspace(-4, 4, grid_size).tolist(), key=loss))
+    found = {precision: loss(precision) for precision in torch.logspace(-4, 4, grid_size).tolist()}
+    best = min(found, key=found.__getitem__)
+    if math.isinf(found[best]):
+        raise ValueError(
+            "no prior precision from 1e-4 to 1e4 gives finite predictions; look at the network's "
+            "outputs and at the Hessian that la.fit found"
+        )
+    return posterior(best)
 
 
 def _kron_tensors(precision: Any, bias: bool) -> dict[str, Tensor]:
