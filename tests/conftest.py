@@ -3,10 +3,6 @@ from __future__ import annotations
 import os
 import warnings
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # Every process has a core of its own; to be set before torch looks.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 import pytest
 import torch
 from hypothesis import settings

@@ -162,6 +162,31 @@ def test_compiled_in_place() -> None:
         model(x[:, :2])
 
 
+class Shifted(nn.Module):
+    """Holds nothing, until somebody gives it a shift."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.shift if "shift" in self._buffers else x
+
+
+def test_compiled_calls_notice_buffers_and_hooks_that_come_later() -> None:
+    x, shifted = blobs()[0], Shifted()
+    network = nn.Sequential(shifted, mlp())
+    model = rgpr.RGPR(network).fit([x]).requires_grad_(False)
+    model.compile(backend="eager")
+    before = model(x)
+    shifted.register_buffer("shift", torch.full((4,), 0.5))
+    assert (model(x) - before).abs().max() > 1e-3
+    torch.testing.assert_close(model(x), model.forward(x), rtol=1e-5, atol=1e-6)
+    seen: list[Tensor] = []
+    handle = model.posterior.network[1].register_forward_hook(lambda *_: seen.append(x))
+    model(x), model(x)
+    assert len(seen) == 2
+    handle.remove()
+    model(x)
+    assert len(seen) == 2
+
+
 def test_compiled_calls_from_several_threads() -> None:
     model = rgpr.RGPR(mlp()).fit([blobs()[0]]).requires_grad_(False)
     model.posterior.network.train()

@@ -216,7 +216,8 @@ def network_dtype_device(network: nn.Module) -> tuple[torch.dtype | None, torch.
 def on_device(tensor: Tensor, device: torch.device | None) -> Tensor:
     """The tensor on a network's device, if that has one.
 
-    What goes to a GPU is not waited for: it would have to finish all its work first.
+    What goes to a GPU is not waited for, or it would have to finish all its work first. So pinned
+    memory, once handed out, must not be written to again; torch's loaders never do.
     """
     if device is None:
         return tensor

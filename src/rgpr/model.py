@@ -310,11 +310,11 @@ class RGPR(StableBuffers):
         """Compile predictions in place as one graph: the network, its posterior and the residual.
 
         Applies to plain calls, ``model(x)``; those with options, gradients of ``x``, autocast or
-        an empty batch run as before. The first call takes as long as a compilation does, and so
-        does the first one after the model was fitted, tuned or moved. Let it end before other
-        threads predict. Attributes of the network that are no tensors, such as ``eps``, are
-        constants of the graph. ``torch.compile(model)`` works too, but cuts the graph at every
-        layer that is read.
+        an empty batch run as before, and so do all while parts of the network have hooks that came
+        later. The first call takes as long as a compilation does, and so does the first one after
+        the model was fitted, tuned or moved. Let it end before other threads predict. Attributes
+        of the network that are no tensors, such as ``eps``, are constants of the graph.
+        ``torch.compile(model)`` works too, but cuts the graph at every layer that is read.
 
         Args:
             options: For ``torch.compile``, such as ``mode="max-autotune"``.

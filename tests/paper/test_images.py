@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -183,6 +184,8 @@ def test_optimal_scales(out: Path) -> None:
         assert list(tuning["sigma2"]) == ["input", "pool1", "pool2", "relu3"]
         assert tuning["sigma2"]["input"] > 0
     assert "| LLL-RGPR-OOD-natural, digits |" in page
+    # The likelihood of digits has no use for variance, and the table says so.
+    assert re.search(r"\| LLL-RGPR-LL, digits \| held at [0-9.e-]+ \| 0 \| 0 \| 0 \| - \|", page)
 
 
 def test_natural_images(out: Path) -> None:

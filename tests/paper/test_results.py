@@ -13,12 +13,18 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 
 
+def words(page: Path) -> str:
+    """All of it but the pictures, whose bytes depend on who draws them."""
+    return re.sub(r"base64,[^\"]*", "", page.read_text())
+
+
 def test_the_report_is_that_of_the_numbers(tmp_path: Path) -> None:
     numbers = tmp_path / "results"
     shutil.copytree(RESULTS, numbers, ignore=shutil.ignore_patterns("*.md", "*.png", "*.svg"))
     (numbers / "report.html").unlink()
     markdown, page = write_report(numbers)
     assert markdown.read_text() == (RESULTS / "report.md").read_text()
+    assert words(page) == words(RESULTS / "report.html")
     assert page.stat().st_size > 1_000_000  # with its pictures inside
     for name in EXPERIMENTS:
         shown = f"{name}/{name}.md"
@@ -37,9 +43,8 @@ def test_every_claim_holds_or_is_discussed() -> None:
     assert len(failing) == claims - holding + of_ours - ours
     assert all(discussion.strip() for discussion in failing)
     page = (ROOT / "docs" / "results.md").read_text()
-    assert f"{holding} of {claims} hold" in page
-    assert of_ours == 12
-    assert f"of which {ours} hold" in page
+    assert f"{holding} of {claims} hold, the other {claims - holding} are" in page
+    assert f"{ours} of {of_ours} hold" in page
 
 
 def test_pictures_in_the_docs_are_those_of_the_results() -> None:

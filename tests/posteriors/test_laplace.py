@@ -76,6 +76,19 @@ def test_no_prior_precision_saves_a_broken_network() -> None:
         la.model.model[0].weight.fill_(torch.nan)
     with pytest.raises(ValueError, match="no prior precision from 1e-4 to 1e4"):
         choose_prior_precision(la, [(x, blobs()[1])], grid_size=2, progress=False)
+    assert float(la.prior_precision) == pytest.approx(0.7)
+
+
+def test_what_has_no_classes_has_no_prior_precision_to_choose() -> None:
+    la, x = fitted(mlp())
+    with pytest.raises(ValueError, match="expected whole numbers from 0 to 2"):
+        choose_prior_precision(la, [(x, torch.full((len(x),), 7))], progress=False)
+    with pytest.raises(ValueError, match="grid_size = 0"):
+        choose_prior_precision(la, [(x, blobs()[1])], grid_size=0, progress=False)
+    assert float(la.prior_precision) == pytest.approx(0.7)
+    la, x = fitted(mlp(), "regression")
+    with pytest.raises(TypeError, match="is for regression"):
+        choose_prior_precision(la, [(x, x)], progress=False)
 
 
 @pytest.mark.parametrize("structure", LAST_LAYER)

@@ -159,7 +159,7 @@ def _bars(folder: Path, units: list[Unit]) -> Block:
                     place + (number - 3.5) / 10,
                     values.mean(),
                     0.09,
-                    yerr=values.std(correction=0),
+                    yerr=values.std(correction=min(1, len(values) - 1)),
                     color=color_of(method),
                     label=method if place == 0 else None,
                 )

@@ -202,14 +202,14 @@ def _render_set(section: Section, name: str, units: list[Unit]) -> None:
 
 
 def _averages(name: str, method: str, kinds: list[str]) -> str | None:
-    """The paper's average over sets of outliers as printed, and that of the five it lists."""
+    """The paper's average over sets of outliers as printed, and that of those it lists."""
     average = printed("ood_avg", **{"in": name}, method=method)
     place = {"in": name, "method": method, "metric": "FPR95"}
     listed = [printed("ood_hyperopt", **place, out=kind) for kind in kinds]
     known = [value for value in listed if value is not None]
     if average is None or len(known) < len(kinds):
         return None
-    return f"{average}, its five sets: {mean(known):.1f}"
+    return f"{average}, its {len(known)} sets: {mean(known):.1f}"
 
 
 def _calibration(sets: dict[str, list[Unit]]) -> Table:

@@ -120,7 +120,9 @@ def _figure(folder: Path, sets: dict[str, list[Unit]]) -> Block:
                 means = torch.stack([unit.arrays[f"{method}, mean"] for unit in units])
                 stds = torch.stack([unit.arrays[f"{method}, std"] for unit in units])
                 center = means.mean(0)
-                width = (stds.square().mean(0) + means.var(0, correction=0)).sqrt()
+                width = (
+                    stds.square().mean(0) + means.var(0, correction=min(1, len(means) - 1))
+                ).sqrt()
                 axis.plot(alphas, center, color=color, label=method)
                 band = (center - width).clamp_min(0), (center + width).clamp_max(1)
                 axis.fill_between(alphas, *band, color=color, alpha=0.12, lw=0)
@@ -190,7 +192,7 @@ def _claims(name: str, units: Sequence[Unit]) -> list[Check]:
         ),
         Check(
             f"{name}: it is there at a finite, small alpha, of {SMALL:g} at most",
-            ", ".join(f"{method} from {_factor(at)}" for method, at in from_where.items()),
+            ", ".join(f"{method} from {_factor(alpha)}" for method, alpha in from_where.items()),
             soon,
             "" if soon else _LATE,
         ),

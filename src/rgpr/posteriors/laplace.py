@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import nll_loss
 
-from ..data import labelled, network_dtype_device, on_device
+from ..data import check_target, labelled, network_dtype_device, on_device
 from ..fused import peak_out
 from ..gaussian import DenseGaussian, DiagonalGaussian, Gaussian, standard_normal
 from ..hooks import at_least_float32, evaluating, full_precision, plain_module, watching
@@ -305,9 +305,19 @@ def choose_prior_precision(
         The posterior with the best one.
 
     Raises:
-        ValueError: None of them gives finite predictions.
+        TypeError: It is not for classification.
+        ValueError: None of them gives finite predictions, or a batch's targets are not classes;
+            the object is as it was then.
     """
+    if likelihood_of(la) != "classification":
+        raise TypeError(
+            f"this {type(la).__name__} is for {likelihood_of(la)}; the probit is for "
+            "classification. la.optimize_prior_precision() takes any"
+        )
+    if grid_size < 1:
+        raise ValueError(f"grid_size = {grid_size}; expected at least one precision")
     batches = list(labelled(val_loader, progress=progress, description="prior precision"))
+    before = la.prior_precision
 
     def posterior(precision: float) -> Posterior:
         la.prior_precision = precision
@@ -320,22 +330,27 @@ def choose_prior_precision(
             return math.inf  # too small for a Hessian that rounding left indefinite
         device = network_dtype_device(candidate.network)[1]
         with evaluating(candidate):
-            for x, y in batches:
+            for number, (x, target) in enumerate(batches):
                 gaussian: Gaussian = candidate(on_device(x, device))
+                y = check_target(target, gaussian.mean, "classification", number)
                 zero = torch.zeros(len(x), dtype=torch.float64, device=gaussian.mean.device)
                 p = probit(gaussian, zero)
                 losses.append(nll_loss(p.log(), on_device(y, p.device), reduction="none"))
         mean = float(torch.cat(losses).mean())
         return math.inf if math.isnan(mean) else mean
 
-    found = {precision: loss(precision) for precision in torch.logspace(-4, 4, grid_size).tolist()}
-    best = min(found, key=found.__getitem__)
-    if math.isinf(found[best]):
-        raise ValueError(
-            "no prior precision from 1e-4 to 1e4 gives finite predictions; look at the network's "
-            "outputs and at the Hessian that la.fit found"
-        )
-    return posterior(best)
+    try:
+        found = {p: loss(p) for p in torch.logspace(-4, 4, grid_size).tolist()}
+        best = min(found, key=found.__getitem__)
+        if math.isinf(found[best]):
+            raise ValueError(
+                "no prior precision from 1e-4 to 1e4 gives finite predictions; look at the "
+                "network's outputs and at the Hessian that la.fit found"
+            )
+        return posterior(best)
+    except BaseException:
+        la.prior_precision = before
+        raise
 
 
 def _kron_tensors(precision: Any, bias: bool) -> dict[str, Tensor]:
