@@ -86,10 +86,11 @@ def show(case: str, result: dict[str, Any]) -> None:
         return
     for name, r in result.items():
         memory = f"   {r['memory'] / 2**20:>8.0f} MiB" if "memory" in r else ""
+        host = f"   host {r['host'] * 1e3:>8.3f} ms" if "host" in r else ""
         floor = f"   floor {1 + r['floor'] / r['seconds']:.3f} x" if "floor" in r else ""
         print(
             f"    {name:36}{r['seconds'] * 1e3:>11.3f} ms   {r['ratio']:>8.3f} x   "
-            f"spread {r['spread']:>4.0%}{memory}{floor}",
+            f"spread {r['spread']:>4.0%}{host}{memory}{floor}",
             flush=True,
         )
 

@@ -37,19 +37,21 @@ def race(
     Returns:
         For each name ``seconds``, ``spread`` (interquartile range over the median), ``ratio`` (the
         median, over the rounds, of its time over the first contestant's) and on a GPU ``memory``,
-        the bytes that one call takes at most beyond what was there.
+        the bytes that one call takes at most beyond what was there, and ``host``, the seconds until
+        the call returns: where these are as many, the GPU waits for Python.
     """
     cuda = torch.device(device).type == "cuda"
 
-    def measure(run: Callable[[], Any], times: int) -> float:
+    def measure(run: Callable[[], Any], times: int) -> tuple[float, float]:
         if cuda:
             torch.cuda.synchronize()
         started = time.perf_counter()
         for _ in range(times):
             run()
+        returned = time.perf_counter()
         if cuda:
             torch.cuda.synchronize()
-        return (time.perf_counter() - started) / times
+        return (time.perf_counter() - started) / times, (returned - started) / times
 
     repeats, peaks = {}, {}
     for name, run in contestants.items():
@@ -60,14 +62,17 @@ def race(
             continue
         measure(run, 2)  # compilers, caches
         peaks[name] = _memory(run) if cuda else None
-        repeats[name] = max(1, math.ceil(_LEAST / max(measure(run, 1), 1e-7)))
+        repeats[name] = max(1, math.ceil(_LEAST / max(measure(run, 1)[0], 1e-7)))
     times: dict[str, list[float]] = {name: [] for name in contestants}
+    hosts: dict[str, list[float]] = {name: [] for name in contestants}
     began = time.perf_counter()
     for number in range(rounds):
         if number >= 1 and time.perf_counter() - began > seconds:
             break
         for name, run in contestants.items():
-            times[name].append(measure(run, repeats[name]))
+            total, host = measure(run, repeats[name])
+            times[name].append(total)
+            hosts[name].append(host)
     first = times[next(iter(times))]
     results = {}
     for name, taken in times.items():
@@ -78,6 +83,8 @@ def race(
             "spread": (high - low) / median,
             "ratio": statistics.median(t / f for t, f in zip(taken, first, strict=True)),
         }
+        if cuda:
+            results[name]["host"] = statistics.median(hosts[name])
         if cuda and memory:
             results[name]["memory"] = peaks[name]
     return results
