@@ -104,3 +104,14 @@ def test_importing_it_imports_nothing_heavy() -> None:
         [sys.executable, "-c", code, *heavy], check=True, capture_output=True, text=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_interrupted_it_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rgpr.paper.run_experiment", stopped)
+    assert main(["paper", "run", "moons"]) == 130
+    assert "run the same again" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(__version__)
         return 0
+    # Said by parts of torch about other parts of torch.
+    warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)
     try:
         if options.command == "demo":
             from .demo import run
@@ -85,6 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if options.command == "paper":
             return _paper(options)
+    except KeyboardInterrupt:
+        print("\ninterrupted; what is finished is kept, run the same again", file=sys.stderr)
+        return 130
     except ModuleNotFoundError as error:
         print(f"this needs more than the core ({error}); install 'rgpr[all]'", file=sys.stderr)
         return 1
@@ -121,26 +127,27 @@ def _run_paper(options: argparse.Namespace, names: list[str]) -> int:
     from .paper import run_experiment
     from .paper.experiment import Context
 
-    context = Context(
-        out=options.out,
-        data=options.data,
-        device=options.device,
-        seeds=tuple(options.seeds),
-        recipe=options.recipe,
-        small=options.small,
-        sets=tuple(options.sets) if options.sets else None,
-        download=options.download,
-    )
     gaps: list[str] = []
     try:
+        context = Context(
+            out=options.out,
+            data=options.data,
+            device=options.device,
+            seeds=tuple(options.seeds),
+            recipe=options.recipe,
+            small=options.small,
+            sets=tuple(options.sets) if options.sets else None,
+            download=options.download,
+        )
         for name in names:
             gaps += [f"{name}, {gap}" for gap in run_experiment(name, context)]
             print((context.out / name / f"{name}.md").resolve())
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    if gaps:
+    if gaps and len(names) > 1:  # of one alone they were said just now
         print("\n".join(["", "Left out:", *gaps]), file=sys.stderr)
+    print(f"`rgpr paper report --out {options.out}` puts all that was run on one page")
     # Asked for one experiment, missing data are a failure; asked for all, a gap in the report.
     return 1 if gaps and options.name != "all" else 0
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rgpr.cli import main
 from rgpr.paper import detection, methods, networks
@@ -106,9 +107,17 @@ def test_other_settings_and_missing_data(
     assert main([*SMALL, "--recipe", "paper", "--seeds", "0", "--out", str(out)]) == 2
     assert "recipe was 'fast' and is 'paper'" in capsys.readouterr().err
     assert main([*SMALL, "--sets", "cifar10", "--seeds", "0", "--out", str(tmp_path)]) == 1
-    assert "CIFAR10 (train) is missing. Name one: --data ROOT" in capsys.readouterr().err
+    assert "Name the folder of data sets, --data ROOT" in capsys.readouterr().err
     options = ["--sets", "mnist", "--data", str(tmp_path), "--out", str(tmp_path)]
     assert main([*SMALL, *options]) == 1
-    assert "MNIST (train) is missing. Run the same with --download" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert f"MNIST (train) is missing: looked for {tmp_path}" in message
+    assert "Run the same with --download" in message
+    options = ["--sets", "mnist", "--data", str(tmp_path / "nowhere"), "--out", str(tmp_path)]
+    assert main([*SMALL, *options]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        assert main([*SMALL, "--device", "cuda", "--out", str(tmp_path)]) == 2
+        assert "torch finds no GPU here" in capsys.readouterr().err
     assert main([*SMALL, "--sets", "nothing", "--out", str(tmp_path)]) == 2
     assert "no in-distribution set 'nothing'" in capsys.readouterr().err

@@ -43,12 +43,15 @@ def test_one_page_with_everything_in_it(tmp_path: Path, capsys: pytest.CaptureFi
     assert "prefers-color-scheme: dark" in page
     text = (tmp_path / "report.md").read_text()
     assert "(construction/construction.png)" in text
-    assert "| The kernel as the limit of ReLU features | fig:double_cubicspline_gps | run |" in text
+    assert (
+        "| The kernel as the limit of ReLU features | fig:double_cubicspline_gps | run, small |"
+        in text
+    )
     for name, experiment in EXPERIMENTS.items():
         assert experiment.title in text
         assert f'id="{name}"' in page
         if name != "construction":
-            assert f"not run yet: `rgpr paper run {name}`" in text
+            assert f"not run: `rgpr paper run {name} --out" in text
 
 
 def test_without_a_folder_it_says_what_to_run(

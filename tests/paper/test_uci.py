@@ -54,7 +54,7 @@ def test_real_sets_have_ten_trials_and_gaps(
     assert missing[0].startswith(
         "housing-trial0 and 9 more: UCI housing is missing. Get it by `curl"
     )
-    assert "uci, wine-red-trial0 and 9 more: UCI wine-red is missing" in capsys.readouterr().err
+    assert "uci, wine-red-trial0: UCI wine-red is missing: looked for" in capsys.readouterr().err
 
 
 def test_the_evidence_is_the_largest_around(out: Path) -> None:

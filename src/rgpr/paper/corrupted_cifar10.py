@@ -178,6 +178,7 @@ def _severities(folder: Path, units: list[Unit]) -> Block:
                 )
                 axis.plot(SEVERITIES, values.mean((0, 1)), color=color_of(method), label=method)
             axis.set_xticks(SEVERITIES)
+            axis.set_xlabel("severity")
     return block
 
 

@@ -50,6 +50,11 @@ __all__ = [
 ]
 
 MOST_OUTLIERS = 5000
+# Where a set was looked for, and what to do.
+_NO_FOLDER = (
+    "it nowhere, as no folder was named",
+    "Name the folder of data sets, --data ROOT; with --download it is filled.",
+)
 
 
 class MissingDataError(FileNotFoundError):
@@ -152,9 +157,7 @@ def read_images(
     )
     what = f"{source.name} ({part})"
     if root is None:
-        raise MissingDataError(
-            what, "it nowhere, as no folder was named", f"Name one: --data ROOT. {remedy}"
-        )
+        raise MissingDataError(what, *_NO_FOLDER)
     root = Path(root)
     own = root / f"{name}.npz"
     if own.is_file():
@@ -317,9 +320,7 @@ def read_corrupted(root: Path | None, corruption: str, severity: int) -> ImageSe
     )
     what = f"CIFAR-10-C ({corruption})"
     if root is None:
-        raise MissingDataError(
-            what, "it nowhere, as no folder was named", f"Name one: --data ROOT. {remedy}"
-        )
+        raise MissingDataError(what, *_NO_FOLDER)
     folder = Path(root) / "CIFAR-10-C"
     images, labels = folder / f"{corruption}.npy", folder / "labels.npy"
     if not (images.is_file() and labels.is_file()):
@@ -352,8 +353,8 @@ def read_regression(root: Path | None, name: str) -> tuple[Tensor, Tensor]:
     there = REGRESSION_SETS.get(name, name)
     remedy = f"Get it by `curl --create-dirs -o ROOT/uci/{name}.txt {_UCI}/{there}/data/data.txt`."
     if root is None:
-        where = "it nowhere, as no folder was named"
-        raise MissingDataError(f"UCI {name}", where, f"Name one: --data ROOT. {remedy}")
+        where, what_to_do = _NO_FOLDER[0], f"Name the folder of data sets, --data ROOT. {remedy}"
+        raise MissingDataError(f"UCI {name}", where, what_to_do)
     path = Path(root) / "uci" / f"{name}.txt"
     if not path.is_file():
         raise MissingDataError(f"UCI {name}", str(path), remedy)

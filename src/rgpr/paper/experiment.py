@@ -15,6 +15,7 @@ import json
 import math
 import platform
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -79,6 +80,13 @@ class Context:
         one_of("recipe", self.recipe, ("fast", "paper"))
         if not self.seeds:
             raise ValueError("no seeds; give at least one")
+        if self.data is not None and not self.data.is_dir() and not self.download:
+            raise ValueError(
+                f"there is no folder {self.data}; name the one with the data sets, or add "
+                "--download to fill it"
+            )
+        if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"device {self.device!r}: torch finds no GPU here; use --device cpu")
 
     def image_sets(self, *default: str) -> tuple[str, ...]:
         """The in-distribution sets to run: those asked for, the digits if small, or these."""
@@ -132,14 +140,16 @@ def run_units(
     identity = _finite({"small": context.small, **settings})
     waiting = [name for name in units if not _done(folder / f"{name}.json", identity)]
     missing = {name: gap for name, gap in _read_gaps(folder).items() if name not in units}
-    for name in tqdm(waiting, desc=experiment, disable=None):
+    bar = tqdm(waiting, experiment, len(units), initial=len(units) - len(waiting), disable=None)
+    for name in bar:
+        bar.set_postfix_str(name)
         started = time.perf_counter()
         try:
             with _exact_products():
                 result = units[name]()
         except MissingDataError as error:
             if error.remedy not in missing.values():  # once for all units that need it
-                tqdm.write(f"{experiment}, {name}: {error}")
+                tqdm.write(f"{experiment}, {name}: {error}", sys.stderr)
             missing[name] = error.remedy
             continue
         arrays = result.pop("arrays", {})

@@ -35,6 +35,7 @@ class _Shown:
     name: str
     section: Section
     gaps: list[str]
+    state: str
 
     def write(self, out: Path) -> Path:
         """The experiment's own page."""
@@ -84,9 +85,14 @@ def write_report(out: Path) -> tuple[Path, Path]:
 def _shown(name: str, out: Path) -> _Shown:
     folder = out / name
     missing = gaps(folder)
-    if read_units(folder):
-        return _Shown(name, module_of(name).render(folder), missing)
-    return _Shown(name, Section(), missing or [f"not run yet: `rgpr paper run {name}`"])
+    units = read_units(folder)
+    if not units:
+        if missing:
+            return _Shown(name, Section(), missing, "gap")
+        return _Shown(name, Section(), [f"not run: `rgpr paper run {name} --out {out}`"], "not run")
+    state = "run, small" if any(unit.settings["small"] for unit in units) else "run"
+    state += ", with gaps" if missing else ""
+    return _Shown(name, module_of(name).render(folder), missing, state)
 
 
 # -- Markdown ------------------------------------------------------------------------------------
@@ -145,10 +151,8 @@ def _held(checks: list[Check], ours: bool) -> str:
 def _summary(sections: list[_Shown]) -> Table:
     rows = []
     for shown in sections:
-        state = "gap" if shown.gaps and not shown.section.blocks else "run"
-        state = "run, with gaps" if shown.gaps and shown.section.blocks else state
         held = [_held(shown.section.checks, ours) for ours in (False, True)]
-        rows.append([shown.title, shown.paper, state, *held])
+        rows.append([shown.title, shown.paper, shown.state, *held])
     return Table(["experiment", "in the paper", "state", "its claims", "ours"], rows)
 
 

@@ -122,7 +122,10 @@ def _over_angles(units: list[Unit], method: str) -> list[dict[str, float]]:
 
 
 def _figure(folder: Path, units: list[Unit]) -> Block:
-    caption = "Rotated MNIST: each metric against the angle in degrees; bands are ±1 std of seeds."
+    caption = (
+        "Rotated MNIST: each metric against the angle in degrees; bands are ±1 std of seeds. "
+        "Dashed: the paper's accuracies of MAP and LLL-RGPR-OOD."
+    )
     angles = [unit.result["angle"] for unit in units]
     with panels(folder, "rotated", caption, shift.METRICS) as (axes, block):
         for axis, metric in zip(axes, shift.METRICS, strict=True):
@@ -140,7 +143,7 @@ def _figure(folder: Path, units: list[Unit]) -> Block:
                 for method in ("MAP", "LLL-RGPR-OOD"):
                     curve = [_printed(u, method) for u in units]
                     axis.plot(angles, curve, "--", color=color_of(method))
-            axis.set_xticks([0, 60, 120, 180])
+            axis.set_xticks([0, 60, 120, 180], ["0°", "60°", "120°", "180°"])
     return block
 
 

@@ -69,7 +69,8 @@ class TuningResult:
             f"{len(self.history)} evaluations on {kept}, {self.seconds:.2f} s"
         ]
         if self.ood_weight is not None:
-            how = f", the largest of {len(self.trials)} within the budget" if self.trials else ""
+            tried = f" of {len(self.trials)} tried" if len(self.trials) > 1 else ""
+            how = f", the largest{tried} within the budget" if self.trials else ""
             lines.append(f"weight of the outliers {self.ood_weight:.3g}{how}")
         if self.temperature != 1:
             lines.append(f"temperature {self.temperature:.3g}")
