@@ -92,7 +92,7 @@ def test_missing_data_leave_a_gap_until_they_are_there(
     run_units(context, "made", {"svhn": missing, "mnist": lambda: {"value": 1}})
     assert [unit.name for unit in read_units(folder)] == ["mnist"]
     assert gaps(folder) == ["svhn: SVHN (train) is missing. Get it by `magic`."]
-    assert "looked for /somewhere/svhn.npz" in capsys.readouterr().out
+    assert "looked for /somewhere/svhn.npz" in capsys.readouterr().err
     # Another set's run leaves the gap alone; the set's own fills it.
     run_units(context, "made", {"mnist": lambda: {"value": 1}})
     assert len(gaps(folder)) == 1
