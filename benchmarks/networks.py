@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from rgpr.posteriors import fit_laplace
 from rgpr.training import lenet, resnet18
 
 
@@ -45,10 +45,7 @@ def laplace(network: nn.Module, x: Tensor, classes: int = 10) -> Any:
     """laplace-torch's last-layer Laplace, fitted to a copy."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # advice about its own defaults
-        from laplace import Laplace
-
-        la = Laplace(copy.deepcopy(network), "classification", "last_layer", "kron")
         y = torch.arange(len(x), device=x.device) % classes
+        loader = DataLoader(TensorDataset(x, y), batch_size=64)
         with torch.enable_grad():
-            la.fit(DataLoader(TensorDataset(x, y), batch_size=64))
-    return la
+            return fit_laplace(network, loader, subset="last_layer")

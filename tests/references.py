@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,3 +60,16 @@ def jacobian(network: nn.Module, x: Tensor) -> Tensor:
             )
         )
     return torch.stack(rows).detach()
+
+
+def search_prior_precision(la: Any, val_loader: Any, grid_size: int) -> None:
+    """laplace-torch's own search for the precision under which the probit predicts best."""
+    la.optimize_prior_precision(
+        pred_type="glm",
+        method="gridsearch",
+        link_approx="probit",
+        val_loader=val_loader,
+        # Its own loss is never reset: each precision would get the mean of all before it.
+        loss=lambda p, y: nn.functional.nll_loss(p.log(), y),
+        grid_size=grid_size,
+    )

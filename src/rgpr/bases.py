@@ -56,12 +56,7 @@ def _validation(task: Task) -> DataLoader[Any]:
 
 
 def _last_layer(network: nn.Module, task: Task, structure: str = "kron") -> Posterior:
-    from laplace import Laplace
-
-    la = Laplace(
-        network, "classification", subset_of_weights="last_layer", hessian_structure=structure
-    )
-    la.fit(_loader(task))
+    la = fit_laplace(network, _loader(task), structure=structure, subset="last_layer")
     return choose_prior_precision(la, _validation(task), grid_size=100, progress=False)
 
 
@@ -149,7 +144,7 @@ def table(*, quick: bool = False, progress: bool = True) -> str:
     """The comparison as Markdown, every number measured now.
 
     Args:
-        quick: A tenth of the training, and of the test data.
+        quick: A tenth of the training, and sixty test images.
         progress: Show a progress bar where there is a terminal.
     """
     task = digits(0)

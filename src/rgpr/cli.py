@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bases.add_argument(
         "--into", type=Path, help="a Markdown file whose marked part the table replaces"
     )
-    bases.add_argument("--quick", action="store_true", help="a tenth of the training")
+    bases.add_argument("--quick", action="store_true", help="a tenth of the training, less to test")
     paper = commands.add_parser("paper", help="the paper's experiments, by name")
     paper_commands = paper.add_subparsers(dest="paper_command", metavar="COMMAND", required=True)
     paper_commands.add_parser("list", help="the experiments that there are")

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .hooks import at_least_float32
+
 __all__ = ["add_moments", "mean_cubes", "nearest_mean_cubes", "peak_out", "pooled", "probit"]
 
 # Programs that keep a large GPU busy: rows are cut where there are fewer.
@@ -40,18 +42,11 @@ def mean_cubes(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) ->
 
 def pooled(h: Tensor) -> Tensor:
     """See :func:`rgpr.fused.pooled`."""
-    sequence = h.dim() == 3
-    channels_last = sequence or (
-        h.dim() == 4
-        and not h.is_contiguous()
-        and h.is_contiguous(memory_format=torch.channels_last)
-    )
-    if sequence or not channels_last:
-        h = h.contiguous()
-    rows, channels = len(h), h.shape[2] if sequence else h.shape[1]
-    n = h.shape[1] if sequence else h.shape[2:].numel()
-    dtype = torch.float64 if h.dtype == torch.float64 else torch.float32
-    out = torch.empty(rows, channels, dtype=dtype, device=h.device)
+    h, channels_last = _in_order(h)
+    rows, channels, n = len(h), h.shape[1], h.shape[2:].numel()
+    if h.dim() == 3:  # a sequence has its channels last, whatever that is called
+        channels, n, channels_last = n, channels, True
+    out = torch.empty(rows, channels, dtype=at_least_float32(h.dtype), device=h.device)
     if out.numel():
         # Wide along what lies side by side in memory.
         near = triton.next_power_of_2(channels if channels_last else max(1, n))
@@ -133,11 +128,17 @@ def _dense(h: Tensor, parameters: Tensor) -> tuple[Tensor, int]:
         raise ValueError(
             f"rows of shape {tuple(h.shape[1:])} do not fit {parameters.numel()} parameters"
         )
+    h, channels_last = _in_order(h)
+    return h, h.shape[1] if channels_last else 1
+
+
+def _in_order(h: Tensor) -> tuple[Tensor, bool]:
+    """The tensor without gaps, and whether its channels lie side by side."""
     if h.is_contiguous():
-        return h, 1
+        return h, False
     if h.dim() == 4 and h.is_contiguous(memory_format=torch.channels_last):
-        return h, h.shape[1]
-    return h.contiguous(), 1
+        return h, True
+    return h.contiguous(), False
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +31,8 @@ NAMES = (
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("images")
-    for name in NAMES:
-        assert main(["paper", "run", name, "--small", "--seeds", "0", "--out", str(folder)]) == 0
-    return folder
+def out(run_small: Callable[[Iterable[str]], Path]) -> Path:
+    return run_small(NAMES)
 
 
 def shown(out: Path, name: str) -> tuple[list[Unit], Section, str]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from laplace import Laplace
 
+from references import search_prior_precision
 from rgpr.metrics import accuracy, confidence
 from rgpr.paper.experiment import Context
 from rgpr.paper.methods import BASES, Contestants, contestants
@@ -50,15 +51,7 @@ def test_the_prior_precision_is_what_laplace_torch_chooses(competing: Contestant
         hessian_structure="kron",
     )
     la.fit(competing.train)
-    la.optimize_prior_precision(
-        pred_type="glm",
-        method="gridsearch",
-        link_approx="probit",
-        val_loader=competing.validation,
-        # Its own loss is never reset: each precision would get the mean of all before it.
-        loss=lambda p, y: torch.nn.functional.nll_loss(p.log(), y),
-        grid_size=3,
-    )
+    search_prior_precision(la, competing.validation, grid_size=3)
     (x, _), *_ = competing.test
     with torch.no_grad():
         expected, found = as_posterior(la)(x), competing.posterior("LLL")(x)

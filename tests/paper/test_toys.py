@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,8 @@ TOYS = {
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("toys")
-    for name in TOYS:
-        assert main(["paper", "run", name, "--small", "--seeds", "0", "--out", str(folder)]) == 0
-    return folder
+def out(run_small: Callable[[Iterable[str]], Path]) -> Path:
+    return run_small(TOYS)
 
 
 @pytest.mark.parametrize("name", list(TOYS))

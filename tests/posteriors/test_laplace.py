@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rgpr
 from networks import Task, blobs, mlp
-from references import jacobian
+from references import jacobian, search_prior_precision
 from rgpr.posteriors import LaplacePosterior, LastLayerLaplace, choose_prior_precision
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -57,15 +57,7 @@ def test_the_prior_precision_is_what_laplace_torch_finds(structure: str) -> None
     loader = [(x, blobs()[1])]
     posterior = choose_prior_precision(la, loader, grid_size=9, progress=False)
     found = float(la.prior_precision)
-    la.optimize_prior_precision(
-        pred_type="glm",
-        method="gridsearch",
-        link_approx="probit",
-        val_loader=DataLoader(TensorDataset(*loader[0]), batch_size=len(x)),
-        # Its own loss is never reset: each precision would get the mean of all before it.
-        loss=lambda p, y: nn.functional.nll_loss(p.log(), y),
-        grid_size=9,
-    )
+    search_prior_precision(la, DataLoader(TensorDataset(*loader[0]), batch_size=len(x)), 9)
     assert found == pytest.approx(float(la.prior_precision))
     assert torch.equal(posterior(x).variance, rgpr.as_posterior(la)(x).variance)
 

@@ -10,10 +10,16 @@ from .experiment import Unit
 from .published import published
 from .section import Block, Text
 
-__all__ = ["PAPER_NAMES", "by_set", "over_seeds", "percent", "remarks", "stand_ins"]
+__all__ = ["PAPER_NAMES", "TUNINGS", "by_set", "over_seeds", "percent", "remarks", "stand_ins"]
 
 # The in-distribution sets, in the paper's order and by the names of its tables.
 PAPER_NAMES = {"mnist": "MNIST", "cifar10": "CIFAR10", "svhn": "SVHN", "cifar100": "CIFAR100"}
+# Methods that differ in how they were tuned, by our names and by those of its tables.
+TUNINGS = {
+    "LLL-RGPR-LL": "LLL-RGPR-LL",
+    "LLL-RGPR-OOD": "LLL-RGPR-OOD",
+    "LLL-RGPR-OOD-natural": "LLL-RGPR-OOD ImageNet",
+}
 
 
 def by_set(units: Iterable[Unit]) -> dict[str, list[Unit]]:

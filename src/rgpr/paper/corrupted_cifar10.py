@@ -20,7 +20,7 @@ from .comparison import remarks, stand_ins
 from .corruptions import KINDS, SEVERITIES, corrupt
 from .data import ImageSet, MissingDataError, read_corrupted, read_split
 from .experiment import Context, Result, Unit, read_units, run_units
-from .figures import color_of, drawing, panels
+from .figures import METHOD_COLORS, between, drawing, panels
 from .section import Block, Check, Section, Table, Text, beside, printed, provenance, spread
 
 __all__ = ["render", "run"]
@@ -159,8 +159,8 @@ def _bars(folder: Path, units: list[Unit]) -> Block:
                     place + (number - 3.5) / 10,
                     values.mean(),
                     0.09,
-                    yerr=values.std(correction=min(1, len(values) - 1)),
-                    color=color_of(method),
+                    yerr=between(values, 0),
+                    color=METHOD_COLORS[method],
                     label=method if place == 0 else None,
                 )
         axis.set_xticks(range(len(shift.METRICS)), shift.METRICS)
@@ -176,7 +176,9 @@ def _severities(folder: Path, units: list[Unit]) -> Block:
                 values = torch.tensor(
                     [[seed[metric] for seed in u.result["methods"][method]] for u in units]
                 )
-                axis.plot(SEVERITIES, values.mean((0, 1)), color=color_of(method), label=method)
+                axis.plot(
+                    SEVERITIES, values.mean((0, 1)), color=METHOD_COLORS[method], label=method
+                )
             axis.set_xticks(SEVERITIES)
             axis.set_xlabel("severity")
     return block

@@ -50,11 +50,6 @@ __all__ = [
 ]
 
 MOST_OUTLIERS = 5000
-# Where a set was looked for, and what to do.
-_NO_FOLDER = (
-    "it nowhere, as no folder was named",
-    "Name the folder of data sets, --data ROOT; with --download it is filled.",
-)
 
 
 class MissingDataError(FileNotFoundError):
@@ -69,6 +64,11 @@ class MissingDataError(FileNotFoundError):
     def __init__(self, what: str, where: str, remedy: str) -> None:
         super().__init__(f"{what} is missing: looked for {where}. {remedy}")
         self.remedy = f"{what} is missing. {remedy}"
+
+
+def _no_folder(what: str, remedy: str) -> MissingDataError:
+    where = "it nowhere, as no folder was named"
+    return MissingDataError(what, where, f"Name the folder of data sets, --data ROOT. {remedy}")
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def read_images(
     )
     what = f"{source.name} ({part})"
     if root is None:
-        raise MissingDataError(what, *_NO_FOLDER)
+        raise _no_folder(what, "With --download it is filled." if source.published else remedy)
     root = Path(root)
     own = root / f"{name}.npz"
     if own.is_file():
@@ -320,7 +320,7 @@ def read_corrupted(root: Path | None, corruption: str, severity: int) -> ImageSe
     )
     what = f"CIFAR-10-C ({corruption})"
     if root is None:
-        raise MissingDataError(what, *_NO_FOLDER)
+        raise _no_folder(what, remedy)
     folder = Path(root) / "CIFAR-10-C"
     images, labels = folder / f"{corruption}.npy", folder / "labels.npy"
     if not (images.is_file() and labels.is_file()):
@@ -353,8 +353,7 @@ def read_regression(root: Path | None, name: str) -> tuple[Tensor, Tensor]:
     there = REGRESSION_SETS.get(name, name)
     remedy = f"Get it by `curl --create-dirs -o ROOT/uci/{name}.txt {_UCI}/{there}/data/data.txt`."
     if root is None:
-        where, what_to_do = _NO_FOLDER[0], f"Name the folder of data sets, --data ROOT. {remedy}"
-        raise MissingDataError(f"UCI {name}", where, what_to_do)
+        raise _no_folder(f"UCI {name}", remedy)
     path = Path(root) / "uci" / f"{name}.txt"
     if not path.is_file():
         raise MissingDataError(f"UCI {name}", str(path), remedy)

@@ -194,10 +194,12 @@ def _render_set(section: Section, name: str, units: list[Unit]) -> None:
         if rows:
             head = [f"{metric.upper()}, {paper} against", *columns]
             section.add(Table(head, rows, f"{paper}: {metric.upper()} ({table})"))
-    # Networks were trained before, or in another experiment: what reading them takes says nothing.
-    parts = [p for p in units[0].result["seconds"] if over_seeds(units, "seconds", p)]
-    parts = [part for part in parts if part != "training"]
-    rows = [[part, spread(over_seeds(units, "seconds", part), 1)] for part in parts]
+    rows = [
+        [part, spread(over_seeds(units, "seconds", part), 1)]
+        for part in units[0].result["seconds"]
+        # Networks may be those of another experiment: what reading them takes says nothing.
+        if part != "training" and over_seeds(units, "seconds", part)
+    ]
     section.add(Table([f"{paper}: what takes time", "seconds"], rows))
 
 

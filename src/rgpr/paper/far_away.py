@@ -21,7 +21,7 @@ from ..model import RGPR
 from .comparison import PAPER_NAMES, by_set, stand_ins
 from .data import Loader
 from .experiment import Context, Result, Unit, read_units, run_seeds
-from .figures import color_of, drawing
+from .figures import METHOD_COLORS, between, drawing
 from .methods import Method, contestants
 from .section import Block, Check, Section, Table, Text, provenance, spread
 
@@ -116,13 +116,11 @@ def _figure(folder: Path, sets: dict[str, list[Unit]]) -> Block:
         for axis, (name, units) in zip(axes[0], sets.items(), strict=True):
             alphas = units[0].arrays["alpha"]
             for method in METHODS:
-                color = color_of(method)
+                color = METHOD_COLORS[method]
                 means = torch.stack([unit.arrays[f"{method}, mean"] for unit in units])
                 stds = torch.stack([unit.arrays[f"{method}, std"] for unit in units])
                 center = means.mean(0)
-                width = (
-                    stds.square().mean(0) + means.var(0, correction=min(1, len(means) - 1))
-                ).sqrt()
+                width = (stds.square().mean(0) + between(means, 0).square()).sqrt()
                 axis.plot(alphas, center, color=color, label=method)
                 band = (center - width).clamp_min(0), (center + width).clamp_max(1)
                 axis.fill_between(alphas, *band, color=color, alpha=0.12, lw=0)

@@ -7,16 +7,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from ..storage import replacing
 from .section import Figure
 
-__all__ = ["COLORS", "color_of", "drawing", "panels"]
+__all__ = ["COLORS", "METHOD_COLORS", "between", "drawing", "panels"]
 
 # Okabe and Ito's, which the colour-blind can tell apart.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 
 # The same method has the same colour in every picture.
-_METHODS = {
+METHOD_COLORS = {
     "MAP": "#999999",
     "TS": "#E69F00",
     "DE": "#56B4E9",
@@ -49,9 +51,9 @@ _STYLE: Any = {
 }
 
 
-def color_of(method: str) -> str:
-    """The colour of a method in every picture."""
-    return _METHODS[method]
+def between(seeds: Tensor, dim: int) -> Tensor:
+    """The standard deviation between seeds, as in the tables; of one alone zero."""
+    return seeds.std(dim, correction=min(1, seeds.shape[dim] - 1))
 
 
 @contextmanager

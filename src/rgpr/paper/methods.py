@@ -49,6 +49,7 @@ from ..posteriors import (
     SWAGCollector,
     Temperature,
     choose_prior_precision,
+    fit_laplace,
 )
 from ..posteriors.sampled import SampledPosterior
 from ..training import Recipe, train
@@ -274,16 +275,7 @@ def _predictor(model: RGPR) -> Callable[[Tensor], Tensor]:
 
 def _last_layer(c: Contestants) -> Posterior:
     """Last-layer Laplace, its prior precision the best of a grid for the validation data."""
-    from laplace import Laplace
-
-    la: Any = Laplace(
-        copy.deepcopy(c.network),
-        "classification",
-        subset_of_weights="last_layer",
-        hessian_structure="kron",
-    )
-    la.fit(c.train)
-
+    la = fit_laplace(c.network, c.train, subset="last_layer")
     size = 3 if c.context.small else 41
     return choose_prior_precision(la, c.validation, grid_size=size, progress=False)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from .comparison import PAPER_NAMES, by_set, over_seeds, percent, remarks, stand_ins
+from .comparison import PAPER_NAMES, TUNINGS, by_set, over_seeds, percent, remarks, stand_ins
 from .data import notes_of, read_outliers
 from .detection import measure
 from .experiment import Context, Result, Unit, read_units, run_seeds
@@ -20,12 +20,6 @@ from .section import Check, Section, Table, Text, beside, printed, provenance, s
 __all__ = ["render", "run"]
 
 NAME = "natural-images"
-# Our names, and the paper's.
-METHODS = {
-    "LLL-RGPR-LL": "LLL-RGPR-LL",
-    "LLL-RGPR-OOD": "LLL-RGPR-OOD",
-    "LLL-RGPR-OOD-natural": "LLL-RGPR-OOD ImageNet",
-}
 
 
 def run(context: Context) -> None:
@@ -38,7 +32,7 @@ def _unit(context: Context, name: str, seed: int) -> Result:
     competing = contestants(context, name, seed)
     found = {
         method.name: measure(method.predict, competing.test, outliers)
-        for method in competing.methods(METHODS)
+        for method in competing.methods(TUNINGS)
     }
     return {
         "set": name,
@@ -61,7 +55,7 @@ def render(folder: Path) -> Section:
     head = [PAPER_NAMES.get(name, name) for name in sets]
     for metric, keys in (("ECE", ("ece",)), ("FPR95", ("fpr95", "mean"))):
         rows = []
-        for method, paper in METHODS.items():
+        for method, paper in TUNINGS.items():
             cells = [
                 beside(
                     spread(over_seeds(found, "methods", method, *keys), 1, 100),

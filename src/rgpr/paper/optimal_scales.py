@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from ..representations import INPUT
-from .comparison import PAPER_NAMES, by_set, over_seeds, remarks, stand_ins
+from .comparison import PAPER_NAMES, TUNINGS, by_set, over_seeds, remarks, stand_ins
 from .data import MissingDataError
 from .detection import shortened
 from .experiment import Context, Result, Unit, read_units, run_seeds
@@ -23,12 +23,6 @@ from .section import Check, Section, Table, Text, beside, printed, provenance
 __all__ = ["render", "run"]
 
 NAME = "optimal-scales"
-# Our names, and the paper's.
-METHODS = {
-    "LLL-RGPR-LL": "LLL-RGPR-LL",
-    "LLL-RGPR-OOD": "LLL-RGPR-OOD",
-    "LLL-RGPR-OOD-natural": "LLL-RGPR-OOD ImageNet",
-}
 LAYERS = ("Input", "Layer 1", "Layer 2", "Layer 3", "Layer 4")
 
 
@@ -41,7 +35,7 @@ def _unit(context: Context, name: str, seed: int) -> Result:
     competing = contestants(context, name, seed)
     tunings: dict[str, Any] = {}
     missing: dict[str, str] = {}
-    for method in METHODS:
+    for method in TUNINGS:
         try:
             found = competing.method(method).tuning
         except MissingDataError as gap:
@@ -77,7 +71,7 @@ def render(folder: Path) -> Section:
     )
     section.add(*stand_ins(units))
     rows = []
-    for method in METHODS:
+    for method in TUNINGS:
         for name, found in sets.items():
             if over_seeds(found, "tuning", method):
                 title = f"{method}, {PAPER_NAMES.get(name, name)}"
@@ -103,7 +97,7 @@ def _cells(name: str, units: list[Unit], method: str) -> list[str]:
         elif states.count("held") > len(states) / 2:
             value = f"held at {value}"
         place = {"in": PAPER_NAMES.get(name, name), "layer": paper_layer}
-        paper = printed("opt_hyperparams", **place, method=METHODS[method])
+        paper = printed("opt_hyperparams", **place, method=TUNINGS[method])
         cells.append(beside(value, None if paper is None else f"{paper:.2g}"))
     return cells
 
@@ -121,7 +115,7 @@ def _state(tuning: dict[str, Any], layer: str) -> str:
 def _claim(name: str, units: list[Unit]) -> Check:
     used = {}
     layers = 0
-    for method in METHODS:
+    for method in TUNINGS:
         tunings = over_seeds(units, "tuning", method)
         if not tunings:
             continue

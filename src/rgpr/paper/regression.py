@@ -56,18 +56,7 @@ def fitted_laplace(
     loader = DataLoader(TensorDataset(x, y), batch_size=256)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # advice about its own defaults
-        if weights == "all":
-            la = fit_laplace(network, loader, "regression")
-        else:
-            from laplace import Laplace
-
-            la = Laplace(
-                copy.deepcopy(network),
-                "regression",
-                subset_of_weights="last_layer",
-                hessian_structure="kron",
-            )
-            la.fit(loader)
+        la = fit_laplace(network, loader, "regression", subset=weights)
     precision, std = _best_evidence(la, noise)
     la.prior_precision, la.sigma_noise = precision, std
     return la

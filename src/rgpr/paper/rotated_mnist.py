@@ -22,7 +22,7 @@ from . import shift
 from .comparison import remarks, stand_ins
 from .data import read_split
 from .experiment import Context, Result, Unit, read_units, run_units
-from .figures import color_of, panels
+from .figures import METHOD_COLORS, between, panels
 from .section import Block, Check, Section, Table, Text, beside, printed, provenance, spread
 
 __all__ = ["render", "rotate", "run"]
@@ -130,19 +130,19 @@ def _figure(folder: Path, units: list[Unit]) -> Block:
     with panels(folder, "rotated", caption, shift.METRICS) as (axes, block):
         for axis, metric in zip(axes, shift.METRICS, strict=True):
             for method in shift.METHODS:
-                color = color_of(method)
+                color = METHOD_COLORS[method]
                 seeds = torch.tensor(
                     [[seed[metric] for seed in u.result["methods"][method]] for u in units],
                     dtype=torch.float64,
                 )
-                center, width = seeds.mean(1), seeds.std(1, correction=min(1, seeds.shape[1] - 1))
+                center, width = seeds.mean(1), between(seeds, 1)
                 axis.plot(angles, center, color=color, label=method)
                 band = center - width, center + width
                 axis.fill_between(angles, *band, color=color, alpha=0.15, lw=0)
             if metric == "accuracy" and not units[0].settings["small"]:
                 for method in ("MAP", "LLL-RGPR-OOD"):
                     curve = [_printed(u, method) for u in units]
-                    axis.plot(angles, curve, "--", color=color_of(method))
+                    axis.plot(angles, curve, "--", color=METHOD_COLORS[method])
             axis.set_xticks([0, 60, 120, 180], ["0°", "60°", "120°", "180°"])
     return block
 

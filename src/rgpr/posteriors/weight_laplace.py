@@ -35,15 +35,17 @@ def fit_laplace(
     train_loader: Any,
     likelihood: str = "classification",
     structure: str = "kron",
+    subset: str = "all",
     **options: Any,
 ) -> Any:
-    """Fit laplace-torch over all layers of a copy of the network, normalisation layers held fixed.
+    """Fit laplace-torch over a copy of the network, normalisation layers held fixed.
 
     Args:
         network: The trained network; it is not changed.
         train_loader: A ``DataLoader`` of ``(x, y)``.
         likelihood: ``"classification"`` or ``"regression"``.
-        structure: ``"kron"`` or ``"diag"``.
+        structure: ``"kron"`` or ``"diag"``; of the last layer ``"full"`` too.
+        subset: ``"all"`` layers or the ``"last_layer"``.
         **options: For laplace-torch, such as ``prior_precision`` or ``backend``.
 
     Returns:
@@ -61,7 +63,7 @@ def fit_laplace(
     la = Laplace(
         network,
         likelihood,
-        subset_of_weights="all",
+        subset_of_weights=subset,
         hessian_structure=structure,
         **options,
     )
