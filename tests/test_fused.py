@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import os
 import subprocess
@@ -14,11 +15,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 import rgpr
 from networks import blobs, laplace_over_blobs, mlp
 from rgpr import fused
+from rgpr.packed import Packed, Parts
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
@@ -95,6 +97,61 @@ def test_nearest_mean_cubes(
     chosen = centers[torch.cdist(h, centers).argmin(1)]
     z = (h - chosen).abs() - (0 if offset is None else offset)
     torch.testing.assert_close(ours, z.clamp_min(0).pow(3).mean(1) / 3, rtol=1e-9, atol=1e-9)
+
+
+def packed(prototypes: list[tuple[Tensor, Tensor, Tensor | None]]) -> Packed:
+    """Of axes, centers in their coordinates and offsets."""
+    parts = {}
+    for index, (axes, centers, offset) in enumerate(prototypes):
+        onto = torch.cat([axes, axes @ centers.T], 1)
+        parts[index] = Parts(onto, centers, centers.square().sum(1) / 2, offset)
+        assert parts[index].fit
+    return Packed(parts)
+
+
+@settings(max_examples=25)
+@given(
+    seeds,
+    st.integers(0, 40),
+    st.lists(
+        st.tuples(st.integers(2, 150), st.integers(1, 20), st.booleans()), min_size=1, max_size=3
+    ),
+)
+def test_packed_mean_cubes(
+    operations: ModuleType, seed: int, rows: int, layers: list[tuple[int, int, bool]]
+) -> None:
+    if operations is fused:
+        pytest.skip("a kernel alone does this")
+    hs, prototypes, expected = [], [], []
+    for number, (n, k, starts) in enumerate(layers):
+        at = seed + 10 * number
+        h, axes, centers = drawn(at, rows, n), drawn(at + 1, n, n), 3 * drawn(at + 2, k, n)
+        h = 10 * h
+        offset = drawn(at + 3, n).abs() if starts else None
+        hs.append(h)
+        prototypes.append((axes, centers, offset))
+        z = h.double() @ axes.double()
+        apart = (z[:, None] - centers.double()).square().sum(2)
+        # Where two centers are as close, either is right.
+        cubes = (z[:, None] - centers.double()).abs() - (0 if offset is None else offset.double())
+        u = cubes.clamp_min(0).pow(3).mean(2) / 3
+        expected.append((u, apart))
+    ours = operations.packed_mean_cubes(torch.cat(hs, 1), *packed(prototypes).arguments)
+    assert ours.shape == (rows, len(layers))
+    for column, (u, apart) in zip(ours.unbind(1), expected, strict=True):
+        off = (u - column[:, None]).abs() > 1e-5 * u + 1e-9
+        near = apart <= apart.amin(1, keepdim=True) * (1 + 1e-5)
+        assert not (off | ~near).all(1).any()
+
+
+def test_packed_values_that_are_not_finite_or_huge_stay_in_their_rows(by_kernels: None) -> None:
+    h = torch.ones(5, 3)
+    h[1, 0], h[2, 1], h[3, 0], h[3, 2], h[4] = torch.inf, torch.nan, torch.inf, torch.nan, 1e38
+    eye, centers = torch.eye(3), torch.zeros(2, 3)
+    ours = packed([(eye, centers, None)]).unit_variances([h])[:, 0]
+    assert ours[:2].tolist() == [1 / 3, torch.inf]
+    assert ours[2:4].isnan().all()
+    assert ours[4].item() == pytest.approx(1e114 / 3, rel=1e-5)
 
 
 @settings(max_examples=40)
@@ -208,6 +265,17 @@ def calibrated() -> rgpr.RGPR:
     return model
 
 
+def images() -> rgpr.RGPR:
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(24, 3)
+    )
+    x = torch.randn(30, 1, 6, 6)
+    with torch.device("cpu"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "_on_gpu", lambda h: False)
+        return rgpr.RGPR(network.cpu()).fit([(x.cpu(), torch.arange(30) % 3)], progress=False)
+
+
 MODELS = {
     "network": lambda: rgpr.RGPR(mlp()).fit([blobs()]),
     "the paper's": lambda: rgpr.RGPR(mlp(), residual="paper").fit([blobs()]),
@@ -240,6 +308,59 @@ def test_whole_predictions(build, by_kernels: None, operations: ModuleType) -> N
 
 
 @torch.no_grad()
+def test_layers_that_wait_are_read_before_they_change(by_kernels: None) -> None:
+    """An activation in place overwrites what the layer before it gave."""
+    torch.manual_seed(0)
+    device = torch.get_default_device()
+    layers = [nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.ReLU(inplace=True)]
+    network, (x, y) = nn.Sequential(*layers, nn.Linear(8, 3)), blobs()
+    model = rgpr.RGPR(network, layers=["0", "2"]).fit([(x, y)], progress=False).to(device)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "_on_gpu", lambda h: False)
+        expected = model.variance(3 * x.to(device))
+    torch.testing.assert_close(model.variance(3 * x.to(device)), expected, rtol=1e-4, atol=0)
+
+
+@torch.no_grad()
+def test_what_was_packed_follows_the_model(by_kernels: None) -> None:
+    device = torch.get_default_device()
+    x, y = (t.to(device) for t in blobs())
+    network = mlp().to(device)
+    first = rgpr.RGPR(network).fit([(x, y)], progress=False)
+    second = rgpr.RGPR(network).fit([(2 * x + 1, y)], progress=False)
+    assert not torch.allclose(first.variance(x), second.variance(x))
+    kept = first.residual._packed
+    first.variance(x)
+    assert kept is not None
+    assert first.residual._packed is kept
+    first.load_state_dict(second.state_dict())
+    torch.testing.assert_close(first.variance(x), second.variance(x))
+    again = copy.deepcopy(first)
+    assert again.residual.packed(x) is again.residual._packed
+    torch.testing.assert_close(again.variance(x), second.variance(x))
+
+
+@pytest.mark.parametrize("build", [MODELS["network"], MODELS["calibrated"], images])
+@torch.no_grad()
+def test_compiled_predictions(build, by_kernels: None) -> None:  # type: ignore[no-untyped-def]
+    """The kernels are operators of the graph."""
+    device = torch.get_default_device()
+    model = build().to(device)
+    x = torch.randn(7, *model._input_shape)
+    expected = model(x)
+    model.compile(backend="aot_eager")
+    for size in (7, 3, 1):
+        torch.testing.assert_close(model(x[:size]), expected[:size])
+    called = {
+        node.target
+        for graph in model._compiled_call_impl._graphs.values()
+        for node in graph.graph.nodes
+    }
+    assert torch.ops.rgpr.packed_mean_cubes.default in called
+    assert (torch.ops.rgpr.pooled.default in called) == (x.dim() == 4)
+
+
+@torch.no_grad()
 def test_fitting(by_kernels: None) -> None:
     device = torch.get_default_device()
     x, y = (t.to(device) for t in blobs())
@@ -269,7 +390,7 @@ def test_kernels_compile_for_gpus(operations: ModuleType, capability: int) -> No
         [sys.executable, script, str(capability)], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("compiled") == 19
+    assert done.stdout.count("compiled") == 21
 
 
 @pytest.mark.parametrize("layers", ["input", "auto"])

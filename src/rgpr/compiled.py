@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from inspect import signature
-from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .data import check_input
 from .export import check_exportable, program
+from .fused import kernels_in_graphs
 from .hooks import every_module
 from .model import RGPR
 
@@ -41,33 +42,42 @@ class CompiledCall:
         model._fitted()
         check_exportable(model)
         self._model, self._options = model, options
-        self._graphs: dict[int | None, Any] = {}
-        self._holders: tuple[list[_Table], ...] = [], [], []
-        self._made_of: list[list[Any]] = []
+        self._graphs: dict[Any, Any] = {}
+        self._contents = _Contents(model)
 
     def __call__(self, x: Tensor, **options: Any) -> Any:
         model = self._model
         if options or not self._plain(x):
             return model._call_impl(x, **options)  # type: ignore[no-untyped-call]
         check_input(x, model.posterior.network, model._input_shape)
-        if self._graphs:
-            hooks, *contents = _contents(*self._holders)
-            if hooks != self._made_of[0]:  # somebody watches the network: no graph would tell them
-                return model._call_impl(x)  # type: ignore[no-untyped-call]
-            if contents != self._made_of[1:]:
-                self._graphs = {}
-        # As torch.compile does: a graph for the first size of a batch, and one for all others.
-        graphs = self._graphs
-        size = len(x) if not graphs or len(x) in graphs else None
-        if size in graphs:
-            return graphs[size](x)
+        graph = self._graphs.get(self._key(x))
+        if graph is not None and self._contents.watched:  # no graph would tell those who watch
+            return model._call_impl(x)  # type: ignore[no-untyped-call]
+        # A GPU is at work while we look whether it is still the same model.
+        ahead = graph(x) if graph is not None and x.is_cuda else None
+        if self._contents.changed:
+            self._graphs, graph = {}, None
+        if graph is None:
+            return self._first(x)
+        return graph(x) if ahead is None else ahead
+
+    def _key(self, x: Tensor) -> tuple[Any, ...]:
+        """As torch.compile does: a graph for the first size of a batch, and one for all others."""
+        any_size = x.dtype, x.device
+        key = (*any_size, len(x))
+        return key if not self._graphs or key in self._graphs else any_size
+
+    def _first(self, x: Tensor) -> Any:
+        """Make a graph, and what it answers."""
         with _making:
-            if size not in graphs:
-                self._holders = _holders(model)
-                self._made_of = _contents(*self._holders)
-                exported = _unchecked(program(model, x, dynamic=size is None))
-                graphs[size] = torch.compile(exported, **self._options)
-            return graphs[size](x)  # which compiles
+            key = self._key(x)
+            if key not in self._graphs:
+                with torch.no_grad(), kernels_in_graphs(x):
+                    self._model._fitted().packed(x)  # now: tracing sees no values
+                    self._contents = _Contents(self._model)
+                    exported = _unchecked(program(self._model, x, dynamic=len(x) not in key))
+                self._graphs[key] = torch.compile(exported, **self._options)
+            return self._graphs[key](x)  # which compiles
 
     def _plain(self, x: Any) -> bool:
         """Whether the graph can do this call: without gradients, autocast or hooks."""
@@ -92,21 +102,34 @@ def _unchecked(exported: torch.export.ExportedProgram) -> torch.fx.GraphModule:
     return module
 
 
-def _holders(model: RGPR) -> tuple[list[_Table], ...]:
-    """The tables that hold the network's hooks, and the model's modules and tensors."""
-    every = every_module(model)
-    watched = [m for m in every if m is not model]
-    hooks = [t for m in watched for t in (m._forward_hooks, m._forward_pre_hooks)]
-    modules = [m._modules for m in every]
-    return hooks, modules, [t for m in every for t in (m._parameters, m._buffers)]
+class _Contents:
+    """What a model consists of. Every call looks at it, so that is done in few, fast steps."""
 
+    def __init__(self, model: RGPR) -> None:
+        every = every_module(model)
+        watched = [m for m in every if m is not model]
+        self._hooks = [t for m in watched for t in (m._forward_hooks, m._forward_pre_hooks)]
+        self._modules: list[_Table] = [m._modules for m in every]
+        self._parameters: list[_Table] = [m._parameters for m in every]
+        self._buffers: list[_Table] = [m._buffers for m in every]
+        self._counts, self._now, self._kinds = [*map(len, self._hooks)], *self._look()
 
-def _contents(hooks: list[_Table], modules: list[_Table], tensors: list[_Table]) -> list[list[Any]]:
-    """What the tables hold; every call compares it, so it is made of few, fast steps.
+    @property
+    def watched(self) -> bool:
+        """Whether hooks came, or went."""
+        return [*map(len, self._hooks)] != self._counts
 
-    Tensors by their ids: the graph keeps those that it was made of alive.
-    """
-    parts = [*chain.from_iterable([table.values() for table in modules])]
-    held = [t for table in tensors for t in table.values() if t is not None]
-    dtypes, devices = [t.dtype for t in held], [t.device for t in held]
-    return [[*map(len, hooks)], parts, [*map(id, held)], dtypes, devices]
+    @property
+    def changed(self) -> bool:
+        """Whether there are other modules or tensors, or of another dtype or device."""
+        now, kinds = self._look()
+        same = len(now) == len(self._now) and all(map(is_, now, self._now))
+        return not same or kinds != self._kinds
+
+    def _look(self) -> tuple[list[Any], list[Any]]:
+        parameters = [p for table in self._parameters for p in table.values() if p is not None]
+        held: list[Any] = [*parameters]
+        for table in (*self._modules, *self._buffers):
+            held += table.values()
+        # Parameters change these in place; buffers are replaced.
+        return held, [*(p.dtype for p in parameters), *(p.device for p in parameters)]

@@ -41,6 +41,7 @@ from torch import Tensor
 from .data import Reservoir, one_of
 from .fused import from_nearest, mean_cubes, nearest_mean_cubes, peak_out, pooled
 from .hooks import at_least_float32
+from .packed import Parts
 from .standardize import ClassMoments, Moments, StableBuffers
 
 __all__ = [
@@ -234,6 +235,17 @@ class Prototypes(Coordinates):
         rows, peak = peak_out(rows)
         products = self._products(rows)
         return nearest_mean_cubes(products, self.centers, self.halves, peak, self.offset)
+
+    @property
+    def parts(self) -> Parts | None:
+        """What can be packed with other layers, if it can and their rows can wait."""
+        parts = Parts(self.onto, self.centers, self.halves, self.offset)
+        return parts if self.of != "raw" and parts.fit else None
+
+    def rows(self, h: Tensor) -> Tensor:
+        """What is to be measured of a representation, in memory of its own."""
+        rows = self._rows(h)
+        return rows.clone() if rows is h else rows
 
     def _rows(self, h: Tensor) -> Tensor:
         return reduce(h, self.of).to(self.axes.dtype)

@@ -1,8 +1,9 @@
 r"""The residual's arithmetic, reading each representation once.
 
-Six small operations carry all of it. On a GPU, outside of autograd and ``torch.compile``, each is
-one Triton kernel (:mod:`rgpr.triton_kernels`); everywhere else it is plain torch, which
-``torch.compile`` and exporters fuse by themselves. Inputs may be float32, bfloat16, float16 or
+Seven small operations carry all of it. On a GPU, outside of autograd and ``torch.compile``, each
+is a Triton kernel (:mod:`rgpr.triton_kernels`); everywhere else it is plain torch, which
+``torch.compile`` and exporters fuse by themselves. Two of them stay kernels in the graph of
+:meth:`rgpr.RGPR.compile` (:mod:`rgpr.operators`). Inputs may be float32, bfloat16, float16 or
 float64, contiguous or channels-last; cubes are summed in float64, which no float32 value can
 overflow.
 """
@@ -10,6 +11,9 @@ overflow.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -23,10 +27,13 @@ __all__ = [
     "add_moments",
     "from_nearest",
     "fused_probit",
+    "kernels_in_graphs",
     "mean_cubes",
     "nearest_mean_cubes",
+    "packed_mean_cubes",
     "peak_out",
     "pooled",
+    "takes_packed",
 ]
 
 # Numbers that a CPU works on at a time: what fits its cache need not go through memory again.
@@ -72,7 +79,7 @@ def pooled(h: Tensor) -> Tensor:
     Args:
         h: Images ``(B, C, ...)``, or sequences ``(B, T, C)``.
     """
-    kernels = _kernels(h)
+    kernels = _kernels(h) or _operators(h)
     if kernels is not None:
         return kernels.pooled(h)  # type: ignore[no-any-return]
     positions = 1 if h.dim() == 3 else tuple(range(2, h.dim()))
@@ -128,6 +135,40 @@ def from_nearest(products: Tensor, centers: Tensor, halves: Tensor, peak: Tensor
     if len(centers) > 1:
         centers = centers[(closeness - (halves if peak is None else halves / peak)).argmax(1)]
     return rows - (centers if peak is None else centers / peak)
+
+
+def takes_packed(x: Tensor) -> bool:
+    """Whether there is a kernel for :func:`packed_mean_cubes` in a pass that begins with ``x``."""
+    return not torch.is_grad_enabled() and (_kernels(x) or _operators(x)) is not None
+
+
+def packed_mean_cubes(
+    rows: Tensor,
+    numbers: Tensor,
+    table: Tensor,
+    spans: Tensor,
+    classes: int,
+    starts: bool,
+    aligned: bool,
+) -> Tensor:
+    """:func:`nearest_mean_cubes` of ``L`` representations at once, ``(B, L)`` in float64.
+
+    By a kernel alone, see :func:`takes_packed`.
+
+    Args:
+        rows: ``(B, N)`` in float32: the units of all representations side by side, not yet in the
+            coordinates of the centers.
+        numbers: See :class:`rgpr.packed.Packed` for this and what follows.
+        table: ``(P, 7)``.
+        spans: ``(L + 1,)``.
+        classes: At least as many as any representation has centers; a power of two from 16.
+        starts: Whether any has offsets.
+        aligned: Whether all have a multiple of 16 units.
+    """
+    kernels = _kernels(rows) or _operators(rows)
+    arguments = (numbers, table, spans, classes, starts, aligned)
+    found: Tensor = kernels.packed_mean_cubes(rows, *arguments)
+    return found
 
 
 def fused_probit(
@@ -201,6 +242,34 @@ def _kernels(*tensors: Tensor) -> Any:
     if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
         return None
     return _triton(tensors[0].device)
+
+
+# What graphs that are traced here call: the module of operators, or nothing.
+_in_graphs: ContextVar[Any] = ContextVar("_in_graphs", default=None)
+
+
+@contextmanager
+def kernels_in_graphs(x: Tensor) -> Iterator[None]:
+    """Graphs that are traced inside call kernels as they are; for graphs that stay on this machine.
+
+    Code that torch.compile makes of a mean over positions, together with the layer before it, takes
+    longer than both apart.
+    """
+    if _on_gpu(x) and _triton(x.device) is not None:
+        from . import operators
+
+        token = _in_graphs.set(operators)
+    else:
+        token = _in_graphs.set(None)
+    try:
+        yield
+    finally:
+        _in_graphs.reset(token)
+
+
+def _operators(h: Tensor) -> Any:
+    """The kernels as operators of a graph that is traced just now, else ``None``."""
+    return _in_graphs.get() if torch.compiler.is_compiling() and _on_gpu(h) else None
 
 
 def _on_gpu(h: Tensor) -> bool:

@@ -16,9 +16,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from .coordinates import Coordinates
+from .coordinates import Coordinates, Prototypes
 from .data import check_rows
+from .fused import takes_packed
 from .hooks import evaluating, full_precision
+from .packed import Packed
 from .posteriors import Posterior
 from .representations import capture
 from .standardize import StableBuffers
@@ -45,6 +47,7 @@ class Residual(StableBuffers):
         device = next(coordinates[0].buffers()).device
         zeros = torch.zeros(len(coordinates), dtype=torch.float64, device=device)
         self.register_buffer("sigma2", zeros if sigma2 is None else sigma2.to(zeros))
+        self._packed: Packed | None = None
 
     def at(self, index: int) -> Coordinates:
         """The coordinates of one representation."""
@@ -61,14 +64,39 @@ class Residual(StableBuffers):
     ) -> tuple[T, list[Tensor]]:
         """``run(x)``, and ``u`` of all layers but the input from that pass through the network."""
         columns: dict[int, Tensor] = {}
+        waiting: dict[int, Tensor] = {}
+        packed = self.packed(x)
 
         def consume(index: int, h: Tensor) -> None:
             check_rows(layers[index], h, x)
-            columns[index] = self.unit_variance(index, h)
+            if packed is not None and index in packed.layers:
+                with full_precision(h):
+                    waiting[index] = self.at(index).rows(h)  # type: ignore[operator]
+            else:
+                columns[index] = self.unit_variance(index, h)
 
         with evaluating(posterior), capture(posterior.network, layers, consume):
             result = run(x)
+        if packed is not None:
+            u = packed.unit_variances([waiting[index] for index in packed.layers])
+            columns |= zip(packed.layers, u.unbind(1), strict=True)
         return result, [columns[index] for index in range(1, len(layers))]
+
+    def packed(self, x: Tensor) -> Packed | None:
+        """The representations that one kernel takes together, where this call can have it."""
+        if not takes_packed(x):
+            return None
+        if not torch.compiler.is_compiling():  # or it was packed before
+            parts = {
+                index: part
+                for index, coordinates in enumerate(self.coordinates)
+                if isinstance(coordinates, Prototypes) and (part := coordinates.parts) is not None
+            }
+            if not parts:
+                self._packed = None
+            elif self._packed is None or not self._packed.made_of(parts):
+                self._packed = Packed(parts)
+        return self._packed
 
     def contributions(self, u: Tensor) -> Tensor:
         """What each representation adds, ``(B, L)``, from ``u`` of that shape."""

@@ -11,12 +11,24 @@ from torch import Tensor
 
 from .hooks import at_least_float32
 
-__all__ = ["add_moments", "mean_cubes", "nearest_mean_cubes", "peak_out", "pooled", "probit"]
+__all__ = [
+    "add_moments",
+    "mean_cubes",
+    "nearest_mean_cubes",
+    "packed_mean_cubes",
+    "peak_out",
+    "pooled",
+    "probit",
+]
 
 # Programs that keep a large GPU busy: rows are cut where there are fewer.
 _PROGRAMS = 512
 # Numbers that one program adds up at a time.
 _TILE = 2048
+# One program of the packed kernel takes so many rows and coordinates, in steps of so many units.
+_ROWS, COLUMNS, _STEP, _PEAK = 16, 64, 32, 256
+# Tensor cores with three products of halves of the digits, which together keep those of float32.
+_PRECISION = "ieee"
 # A row of so many probabilities fits the registers of one program.
 MOST_CLASSES = 4096
 
@@ -84,6 +96,33 @@ def nearest_mean_cubes(
                 products, centers, halves, peak, halves if offset is None else offset, out, n, k,
                 offset is not None, min(1024, triton.next_power_of_2(max(n, k))),
             )  # fmt: skip
+    return out
+
+
+def packed_mean_cubes(
+    rows: Tensor,
+    numbers: Tensor,
+    table: Tensor,
+    spans: Tensor,
+    classes: int,
+    starts: bool,
+    aligned: bool,
+) -> Tensor:
+    """See :func:`rgpr.fused.packed_mean_cubes`."""
+    rows = rows.contiguous()
+    (count, width), layers, blocks = rows.shape, len(spans) - 1, len(table)
+    parts = torch.empty(blocks, count, dtype=torch.float64, device=rows.device)
+    peaks = torch.empty(layers, count, device=rows.device)
+    out = torch.empty(count, layers, dtype=torch.float64, device=rows.device)
+    if count:
+        with torch.cuda.device_of(rows):
+            _packed_mean_cubes[triton.cdiv(count, _ROWS), blocks](
+                rows, numbers, table, parts, peaks, count, width,
+                starts, classes, aligned, _PRECISION, _ROWS, COLUMNS, _STEP, _PEAK,
+            )  # fmt: skip
+            _summed_up[triton.cdiv(count, 128), layers](
+                parts, peaks, spans, out, count, layers, 128
+            )
     return out
 
 
@@ -249,6 +288,77 @@ def _nearest_mean_cubes(
     wide = largest.to(tl.float64)
     cubes = wide * wide * wide * (tl.sum(total) / (3 * n))
     tl.store(out + row, tl.where(wide < float("inf"), cubes, wide))
+
+
+@triton.jit
+def _packed_mean_cubes(
+    rows, numbers, table, parts, peaks, count, width,
+    OFFSET: tl.constexpr, CLASSES: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, PEAK: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(1).to(tl.int64)
+    table += block * 7
+    layer, place, n = tl.load(table), tl.load(table + 1), tl.load(table + 2).to(tl.int32)
+    k, first = tl.load(table + 3).to(tl.int32), tl.load(table + 4).to(tl.int32)
+    axes = numbers + tl.multiple_of(tl.load(table + 5), 16)
+    centers = numbers + tl.multiple_of(tl.load(table + 6), 16)
+    first = tl.multiple_of(first, 16)
+    if ALIGNED:
+        n, place = tl.multiple_of(n, 16), tl.multiple_of(place, 16)
+    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    known = i < count
+    h = rows + i.to(tl.int64)[:, None] * width + place
+    # Rows are divided by a power of two, so exactly, that leaves none of their entries above two.
+    largest = tl.zeros([ROWS], tl.float32)
+    broken = tl.zeros([ROWS], tl.int32)
+    for start in range(0, n, PEAK):
+        j = start + tl.arange(0, PEAK)
+        value = tl.load(h + j[None, :], known[:, None] & (j < n)[None, :], 0)
+        largest = tl.maximum(largest, tl.max(tl.abs(value), 1))
+        broken += tl.sum((value != value).to(tl.int32), 1)
+    largest = tl.where(broken > 0, float("nan"), tl.where(largest > 1, largest, 1))
+    power = tl.minimum((largest.to(tl.int32, bitcast=True) >> 23) & 255, 253)
+    smaller = ((254 - power) << 23).to(tl.float32, bitcast=True)[:, None]
+    # Some of the coordinates, and how close every center is: columns beside the axes.
+    c, center = first + tl.arange(0, COLUMNS), tl.arange(0, CLASSES)
+    z = tl.zeros([ROWS, COLUMNS], tl.float32)
+    closeness = tl.zeros([ROWS, CLASSES], tl.float32)
+    for start in range(0, n, STEP):
+        j = start + tl.arange(0, STEP)
+        inside = j < n
+        value = tl.load(h + j[None, :], known[:, None] & inside[None, :], 0)
+        value *= smaller
+        line = axes + j[:, None] * (n + CLASSES)
+        axis = tl.load(line + CLASSES + c[None, :], inside[:, None] & (c < n)[None, :], 0)
+        z = tl.dot(value, axis, z, input_precision=PRECISION)
+        onto = tl.load(line + center[None, :], inside[:, None], 0)
+        closeness = tl.dot(value, onto, closeness, input_precision=PRECISION)
+    closeness -= tl.load(centers + center, center < k, 0)[None, :] * smaller
+    closeness = tl.where((center < k)[None, :], closeness, float("-inf"))
+    nearest = tl.minimum(tl.argmax(closeness, 1), k - 1)  # whatever it finds among NaN
+    centers += CLASSES
+    near = tl.load(centers + nearest[:, None] * n + c[None, :], (c < n)[None, :], 0)
+    z = tl.abs(z - near * smaller)
+    if OFFSET:
+        z = _above(z, tl.load(centers + k * n + c, c < n, 0)[None, :] * smaller)
+    z = tl.where((c < n)[None, :], z, 0).to(tl.float64)
+    tl.store(parts + block * count + i, tl.sum(z * z * z, 1) / (3 * n), known)
+    if first == 0:
+        peak = (power << 23).to(tl.float32, bitcast=True)
+        peak = tl.where(largest - largest == 0, peak, largest)
+        tl.store(peaks + layer * count + i, peak, known)
+
+
+@triton.jit
+def _summed_up(parts, peaks, spans, out, count, layers, ROWS: tl.constexpr):
+    i, layer = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
+    known = i < count
+    total = tl.zeros([ROWS], tl.float64)
+    for block in range(tl.load(spans + layer), tl.load(spans + layer + 1)):
+        total += tl.load(parts + block * count + i, known, 0)
+    wide = tl.load(peaks + layer * count + i, known, 1).to(tl.float64)
+    cubes = tl.where(wide < float("inf"), wide * wide * wide * total, wide)
+    tl.store(out + i.to(tl.int64) * layers + layer, cubes, known)
 
 
 @triton.jit
