@@ -34,7 +34,8 @@ def main() -> None:
             kernels._add_moments, dtype, own, wide, wide, "i32", "i32", "i32",
             CHANNELS_LAST=True, ROWS=32, COLUMNS=64,
         )  # fmt: skip
-        build(kernels._pooled, dtype, own, *["i32"] * 4, BLOCK=64, POSITIONS=32)
+        for last in (False, True):
+            build(kernels._pooled, dtype, own, "i32", "i32", CHANNELS_LAST=last, TALL=64, WIDE=32)
         build(
             kernels._probit, dtype, wide, wide, wide, wide, wide, dtype, "fp32", "i32", "i32",
             CALIBRATED=True, CLASSES=16, LAYERS=4,
@@ -46,7 +47,7 @@ def main() -> None:
     )  # fmt: skip
     build(
         kernels._packed_mean_cubes, "*fp32", "*fp32", "*i64", wide, "*fp32", "i32", "i32",
-        OFFSET=True, CLASSES=16, ALIGNED=True, PRECISION=kernels._PRECISION,
+        OFFSET=True, CLASSES=16, ALIGNED=True,
         ROWS=16, COLUMNS=64, STEP=32, PEAK=256,
     )  # fmt: skip
     build(kernels._summed_up, wide, "*fp32", "*i64", wide, "i32", "i32", ROWS=128)

@@ -188,7 +188,7 @@ def test_pooled(
     torch.testing.assert_close(ours.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 40, 50), (1, 300, 5, 7), (2, 9, 200)])
+@pytest.mark.parametrize("shape", [(2, 3, 40, 50), (1, 300, 5, 7), (2, 9, 200), (2, 150, 20)])
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
 def test_pooled_over_more_than_a_tile(
     operations: ModuleType, shape: tuple[int, ...], layout: str
@@ -390,7 +390,7 @@ def test_kernels_compile_for_gpus(operations: ModuleType, capability: int) -> No
         [sys.executable, script, str(capability)], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("compiled") == 21
+    assert done.stdout.count("compiled") == 25
 
 
 @pytest.mark.parametrize("layers", ["input", "auto"])

@@ -18,7 +18,7 @@ from .fused import packed_mean_cubes
 __all__ = ["Packed", "Parts"]
 
 # More units or centers than these are better off with products of their own.
-_WIDEST = 1024
+_WIDEST = 512
 _MOST_CENTERS = 64
 
 

@@ -27,8 +27,6 @@ _PROGRAMS = 512
 _TILE = 2048
 # One program of the packed kernel takes so many rows and coordinates, in steps of so many units.
 _ROWS, COLUMNS, _STEP, _PEAK = 16, 64, 32, 256
-# Tensor cores with three products of halves of the digits, which together keep those of float32.
-_PRECISION = "ieee"
 # A row of so many probabilities fits the registers of one program.
 MOST_CLASSES = 4096
 
@@ -58,17 +56,19 @@ def pooled(h: Tensor) -> Tensor:
     rows, channels, n = len(h), h.shape[1], h.shape[2:].numel()
     if h.dim() == 3:  # a sequence has its channels last, whatever that is called
         channels, n, channels_last = n, channels, True
-    out = torch.empty(rows, channels, dtype=at_least_float32(h.dtype), device=h.device)
+    dtype = at_least_float32(h.dtype)
+    if channels_last and n < 128:  # torch is good at this
+        return h.mean(1 if h.dim() == 3 else (2, 3), dtype=dtype)
+    out = torch.empty(rows, channels, dtype=dtype, device=h.device)
     if out.numel():
         # Wide along what lies side by side in memory.
-        near = triton.next_power_of_2(channels if channels_last else max(1, n))
-        wide = min(near, 128 if channels_last else 256)
-        block, positions = (wide, _TILE // wide) if channels_last else (_TILE // wide, wide)
-        strides = (1, channels) if channels_last else (n, 1)
+        wide = 32 if channels_last else min(256, triton.next_power_of_2(max(1, n)))
+        block = 32 if channels_last else _TILE // wide
         with torch.cuda.device_of(h):
             _pooled[rows, triton.cdiv(channels, block)](
-                h, out, n, channels, *strides, block, positions
-            )
+                h, out, n, channels, channels_last, _TILE // wide, wide,
+                num_warps=8 if channels_last else 4,
+            )  # fmt: skip
     return out
 
 
@@ -118,7 +118,7 @@ def packed_mean_cubes(
         with torch.cuda.device_of(rows):
             _packed_mean_cubes[triton.cdiv(count, _ROWS), blocks](
                 rows, numbers, table, parts, peaks, count, width,
-                starts, classes, aligned, _PRECISION, _ROWS, COLUMNS, _STEP, _PEAK,
+                starts, classes, aligned, _ROWS, COLUMNS, _STEP, _PEAK, num_stages=1,
             )  # fmt: skip
             _summed_up[triton.cdiv(count, 128), layers](
                 parts, peaks, spans, out, count, layers, 128
@@ -222,20 +222,28 @@ def _mean_cubes(
 
 @triton.jit
 def _pooled(
-    h, out, n, channels, channel_stride, position_stride,
-    BLOCK: tl.constexpr, POSITIONS: tl.constexpr,
+    h, out, n, channels, CHANNELS_LAST: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = channel < channels
     h += row * n * channels
-    total = tl.zeros([BLOCK, POSITIONS], out.dtype.element_ty)
-    for start in range(0, n, POSITIONS):
-        position = start + tl.arange(0, POSITIONS)
-        place = channel[:, None] * channel_stride + position[None, :] * position_stride
-        both = inside[:, None] & (position < n)[None, :]
-        total += tl.load(h + place, both, 0).to(total.dtype)
-    tl.store(out + row * channels + channel, tl.sum(total, 1) / n, inside)
+    tall, wide = tl.arange(0, TALL), tl.arange(0, WIDE)
+    total = tl.zeros([TALL, WIDE], out.dtype.element_ty)
+    if CHANNELS_LAST:
+        channel = tl.program_id(1) * WIDE + wide
+        for start in range(0, n, TALL):
+            position = start + tall
+            both = (position < n)[:, None] & (channel < channels)[None, :]
+            place = position[:, None] * channels + channel[None, :]
+            total += tl.load(h + place, both, 0).to(total.dtype)
+        mean = tl.sum(total, 0) / n
+    else:
+        channel = tl.program_id(1) * TALL + tall
+        for start in range(0, n, WIDE):
+            position = start + wide
+            both = (channel < channels)[:, None] & (position < n)[None, :]
+            total += tl.load(h + channel[:, None] * n + position[None, :], both, 0).to(total.dtype)
+        mean = tl.sum(total, 1) / n
+    tl.store(out + row * channels + channel, mean, channel < channels)
 
 
 @triton.jit
@@ -293,7 +301,7 @@ def _nearest_mean_cubes(
 @triton.jit
 def _packed_mean_cubes(
     rows, numbers, table, parts, peaks, count, width,
-    OFFSET: tl.constexpr, CLASSES: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
+    OFFSET: tl.constexpr, CLASSES: tl.constexpr, ALIGNED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, PEAK: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(1).to(tl.int64)
@@ -330,9 +338,9 @@ def _packed_mean_cubes(
         value *= smaller
         line = axes + j[:, None] * (n + CLASSES)
         axis = tl.load(line + CLASSES + c[None, :], inside[:, None] & (c < n)[None, :], 0)
-        z = tl.dot(value, axis, z, input_precision=PRECISION)
+        z = tl.dot(value, axis, z, input_precision="ieee")
         onto = tl.load(line + center[None, :], inside[:, None], 0)
-        closeness = tl.dot(value, onto, closeness, input_precision=PRECISION)
+        closeness = tl.dot(value, onto, closeness, input_precision="ieee")
     closeness -= tl.load(centers + center, center < k, 0)[None, :] * smaller
     closeness = tl.where((center < k)[None, :], closeness, float("-inf"))
     nearest = tl.minimum(tl.argmax(closeness, 1), k - 1)  # whatever it finds among NaN
