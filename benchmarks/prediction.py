@@ -23,6 +23,11 @@ from .timing import race
 
 BATCHES = {"cpu": (1, 32, 256), "cuda": (1, 32, 512)}
 DTYPES = {"cpu": (torch.float32,), "cuda": (torch.float32, torch.bfloat16)}
+# On a GPU with CUDA graphs: what launching kernels costs is the same for both then. Without trying
+# several versions of a kernel: which of them wins changes from one compilation to the next, and
+# moves either side by more than RGPR takes.
+GRAPHS = {"options": {"triton.cudagraphs": True, "triton.autotune_pointwise": False}}
+OPTIONS: dict[str, dict[str, Any]] = {"cpu": {}, "cuda": GRAPHS}
 # Bytes that laplace-torch's Jacobians may take.
 ROOM = {"cpu": 2 << 30, "cuda": 24 << 30}
 
@@ -55,8 +60,7 @@ def _network(name: str, dtype: torch.dtype, device: str) -> Iterator[tuple[str, 
     network, model = network.to(dtype), models["LLL + RGPR"]
     x, kind = x.to(dtype), str(dtype).removeprefix("torch.")
     zero = torch.zeros(512, dtype=torch.float64, device=device)
-    # On a GPU with CUDA graphs: what launching kernels costs is the same for both then.
-    options: dict[str, Any] = {"mode": "reduce-overhead"} if device == "cuda" else {}
+    options = OPTIONS[device]
     compiled_network = torch.compile(copy.deepcopy(network), **options)
     compiled = copy.deepcopy(model)
     compiled.compile(**options)

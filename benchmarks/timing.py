@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 # One measurement repeats a short call until it takes so long.
-_LEAST = 0.05
+_LEAST = 0.03
 # What takes longer than this is warm after one call.
 _SLOW = 10.0
 
@@ -20,7 +20,7 @@ _SLOW = 10.0
 def race(
     contestants: Mapping[str, Callable[[], Any]],
     *,
-    rounds: int = 15,
+    rounds: int = 11,
     device: str = "cpu",
     seconds: float = 20.0,
     memory: bool = True,

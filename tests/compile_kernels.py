@@ -35,7 +35,10 @@ def main() -> None:
             CHANNELS_LAST=True, ROWS=32, COLUMNS=64,
         )  # fmt: skip
         for last in (False, True):
-            build(kernels._pooled, dtype, own, "i32", "i32", CHANNELS_LAST=last, TALL=64, WIDE=32)
+            build(
+                kernels._pooled, dtype, own, "i32", "i32", "i32",
+                CHANNELS_LAST=last, TALL=64, WIDE=32,
+            )  # fmt: skip
         build(
             kernels._probit, dtype, wide, wide, wide, wide, wide, dtype, "fp32", "i32", "i32",
             CALIBRATED=True, CLASSES=16, LAYERS=4,

@@ -63,10 +63,10 @@ def pooled(h: Tensor) -> Tensor:
     if out.numel():
         # Wide along what lies side by side in memory.
         wide = 32 if channels_last else min(256, triton.next_power_of_2(max(1, n)))
-        block = 32 if channels_last else _TILE // wide
+        blocks = triton.cdiv(channels, wide if channels_last else _TILE // wide)
         with torch.cuda.device_of(h):
-            _pooled[rows, triton.cdiv(channels, block)](
-                h, out, n, channels, channels_last, _TILE // wide, wide,
+            _pooled[(rows * blocks,)](
+                h, out, n, channels, blocks, channels_last, _TILE // wide, wide,
                 num_warps=8 if channels_last else 4,
             )  # fmt: skip
     return out
@@ -222,14 +222,16 @@ def _mean_cubes(
 
 @triton.jit
 def _pooled(
-    h, out, n, channels, CHANNELS_LAST: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr
+    h, out, n, channels, blocks,
+    CHANNELS_LAST: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+    # Programs beside each other read what is.
+    row, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     h += row * n * channels
     tall, wide = tl.arange(0, TALL), tl.arange(0, WIDE)
     total = tl.zeros([TALL, WIDE], out.dtype.element_ty)
     if CHANNELS_LAST:
-        channel = tl.program_id(1) * WIDE + wide
+        channel = block * WIDE + wide
         for start in range(0, n, TALL):
             position = start + tall
             both = (position < n)[:, None] & (channel < channels)[None, :]
@@ -237,7 +239,7 @@ def _pooled(
             total += tl.load(h + place, both, 0).to(total.dtype)
         mean = tl.sum(total, 0) / n
     else:
-        channel = tl.program_id(1) * TALL + tall
+        channel = block * TALL + tall
         for start in range(0, n, WIDE):
             position = start + wide
             both = (channel < channels)[:, None] & (position < n)[None, :]
