@@ -245,7 +245,7 @@ class Prototypes(Coordinates):
     def rows(self, h: Tensor) -> Tensor:
         """What is to be measured of a representation, in memory of its own."""
         rows = self._rows(h)
-        return rows.clone() if rows is h else rows
+        return rows.clone() if is_view(h, self.of) and rows.dtype == h.dtype else rows
 
     def _rows(self, h: Tensor) -> Tensor:
         return reduce(h, self.of).to(self.axes.dtype)
@@ -267,6 +267,11 @@ def reduce(h: Tensor, of: str) -> Tensor:
     flat = flat.to(at_least_float32(h.dtype))
     peak = flat.detach().abs().amax(1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)
     return torch.nn.functional.normalize(flat / peak, dim=1)
+
+
+def is_view(h: Tensor, of: str) -> bool:
+    """Whether :func:`reduce` gives no memory of its own, which what follows might overwrite."""
+    return of == "raw" or (of == "pooled" and h.dim() == 2)
 
 
 @dataclass(frozen=True)
@@ -368,10 +373,12 @@ class Collector:
         return self.strategy.coordinates == "prototypes"
 
     def reduce(self, h: Tensor) -> Tensor:
-        """What :meth:`update` takes: small where it has to wait for the classes."""
+        """What :meth:`update` takes: memory of its own, unless it is read there and then."""
         self.dtype = h.dtype
-        every = (self.strategy.coordinates, self.strategy.of) == ("moments", "raw")
-        return h if every else reduce(h, self.strategy.of)
+        if (self.strategy.coordinates, self.strategy.of) == ("moments", "raw"):
+            return h
+        rows = reduce(h, self.strategy.of)
+        return rows.clone() if is_view(h, self.strategy.of) else rows
 
     def merge(self, state: dict[str, Any]) -> None:
         """Take in what another collector saw; see :attr:`state`."""
@@ -412,7 +419,6 @@ class Collector:
                 self.classes = ClassMoments(count, diagonal=wide)
             if y is None or not self.needs_classes:
                 y = torch.zeros(len(h), dtype=torch.long, device=h.device)
-                h = h.clone()  # the next layer may change it in place
             self._waiting.append((h, y))
             # Many small batches are taken in as one: on a GPU each would be mostly waiting.
             if sum(part.nbytes for part, _ in self._waiting) > _TOGETHER:

@@ -100,7 +100,7 @@ def _pass(
         check_rows(layers[index], h, x)
         collector = collectors[index]
         if collector.needs_classes:
-            waiting.append((collector, collector.reduce(h).clone()))
+            waiting.append((collector, collector.reduce(h)))
         else:
             collector.update(collector.reduce(h), None, 1)
 

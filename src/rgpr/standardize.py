@@ -7,6 +7,7 @@ result does not depend on how the data were cut beyond rounding. Nothing here wa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -141,12 +142,12 @@ class ClassMoments:
         if len(h) == 0:
             return
         h = h.double()
-        counts, sums = self._by_class(h, y)
-        self._welcome(counts, sums / counts.clamp_min(1)[:, None])
+        by_class = self._sums_by_class(y, h)
+        counts = by_class(h.new_ones(len(h), 1))[:, 0]
+        self._welcome(counts, by_class(h) / counts.clamp_min(1)[:, None])
         deviations = h - self._near[y]
-        counts, sums = self._by_class(deviations, y)
         self.counts += counts
-        self._sums += sums
+        self._sums += by_class(deviations)
         if self.diagonal:
             self._scatter += deviations.square().sum(0)
         else:
@@ -178,14 +179,13 @@ class ClassMoments:
         new = (self.counts == 0) & (counts > 0)
         self._near = torch.where(new[:, None], means, self._near)
 
-    def _by_class(self, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """How many rows each class has, ``(C,)``, and their sum, ``(C, D)``."""
+    def _sums_by_class(self, y: Tensor, like: Tensor) -> Callable[[Tensor], Tensor]:
+        """What adds up the rows ``(B, D)`` of each class, ``(C, D)``."""
         if self.classes <= _FEW:
             # Adding many rows to few places is what a GPU is slowest at.
-            members = (torch.arange(self.classes, device=y.device)[:, None] == y).to(h.dtype)
-            return members.sum(1), members @ h
-        counts = h.new_zeros(self.classes).index_add_(0, y, h.new_ones(()).expand(len(h)))
-        return counts, h.new_zeros(self.classes, h.shape[1]).index_add_(0, y, h)
+            members = (torch.arange(self.classes, device=y.device)[:, None] == y).to(like.dtype)
+            return members.__matmul__
+        return lambda h: h.new_zeros(self.classes, h.shape[1]).index_add_(0, y, h)
 
     def _outer(self, a: Tensor, b: Tensor) -> Tensor:
         return (a * b).sum(0) if self.diagonal else a.T @ b

@@ -38,8 +38,8 @@ def mean_cubes(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) ->
     if h.dtype == torch.float64:
         mean, scale = mean.double(), scale.double()
         offset = None if offset is None else offset.double()
-    block = min(1024, triton.next_power_of_2(max(1, n)))
-    parts = max(1, min(triton.cdiv(_PROGRAMS, max(1, rows)), triton.cdiv(n, block)))
+    block = min(1024, _power(max(1, n)))
+    parts = max(1, min(_times(_PROGRAMS, max(1, rows)), _times(n, block)))
     out = torch.empty(rows, parts, dtype=torch.float64, device=h.device)
     if rows:
         with torch.cuda.device_of(h):
@@ -62,8 +62,8 @@ def pooled(h: Tensor) -> Tensor:
     out = torch.empty(rows, channels, dtype=dtype, device=h.device)
     if out.numel():
         # Wide along what lies side by side in memory.
-        wide = 32 if channels_last else min(256, triton.next_power_of_2(max(1, n)))
-        blocks = triton.cdiv(channels, wide if channels_last else _TILE // wide)
+        wide = 32 if channels_last else min(256, _power(max(1, n)))
+        blocks = _times(channels, wide if channels_last else _TILE // wide)
         with torch.cuda.device_of(h):
             _pooled[(rows * blocks,)](
                 h, out, n, channels, blocks, channels_last, _TILE // wide, wide,
@@ -79,7 +79,7 @@ def peak_out(h: Tensor) -> tuple[Tensor, Tensor]:
     divided, peak = torch.empty_like(h), h.new_empty(rows, 1)
     if rows:
         with torch.cuda.device_of(h):
-            _peak_out[(rows,)](h, divided, peak, n, min(1024, triton.next_power_of_2(n)))
+            _peak_out[(rows,)](h, divided, peak, n, min(1024, _power(n)))
     return divided, peak
 
 
@@ -94,7 +94,7 @@ def nearest_mean_cubes(
         with torch.cuda.device_of(products):
             _nearest_mean_cubes[(rows,)](
                 products, centers, halves, peak, halves if offset is None else offset, out, n, k,
-                offset is not None, min(1024, triton.next_power_of_2(max(n, k))),
+                offset is not None, min(1024, _power(max(n, k))),
             )  # fmt: skip
     return out
 
@@ -116,13 +116,11 @@ def packed_mean_cubes(
     out = torch.empty(count, layers, dtype=torch.float64, device=rows.device)
     if count:
         with torch.cuda.device_of(rows):
-            _packed_mean_cubes[triton.cdiv(count, _ROWS), blocks](
+            _packed_mean_cubes[_times(count, _ROWS), blocks](
                 rows, numbers, table, parts, peaks, count, width,
                 starts, classes, aligned, _ROWS, COLUMNS, _STEP, _PEAK, num_stages=1,
             )  # fmt: skip
-            _summed_up[triton.cdiv(count, 128), layers](
-                parts, peaks, spans, out, count, layers, 128
-            )
+            _summed_up[_times(count, 128), layers](parts, peaks, spans, out, count, layers, 128)
     return out
 
 
@@ -133,7 +131,7 @@ def add_moments(h: Tensor, near: Tensor, total: Tensor, squares: Tensor) -> None
     if rows:
         columns = 64 if n >= 64 * _PROGRAMS else 32
         with torch.cuda.device_of(h):
-            _add_moments[(triton.cdiv(n, columns),)](
+            _add_moments[(_times(n, columns),)](
                 h, near, total, squares, rows, n, channels, channels > 1, 32, columns
             )
 
@@ -155,10 +153,20 @@ def probit(
             _probit[(rows,)](
                 mean.contiguous(), variance.contiguous(), u.contiguous(), sigma2, temperature,
                 temperature if calibration is None else calibration, out, far, classes, u.shape[1],
-                calibration is not None, triton.next_power_of_2(classes),
-                triton.next_power_of_2(u.shape[1]),
+                calibration is not None, _power(classes),
+                _power(u.shape[1]),
             )  # fmt: skip
     return out
+
+
+def _times(size: int, part: int) -> int:
+    """How many parts cover it; Triton's own functions take longer than launching a kernel."""
+    return -(-size // part)
+
+
+def _power(number: int) -> int:
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()
 
 
 def _dense(h: Tensor, parameters: Tensor) -> tuple[Tensor, int]:
