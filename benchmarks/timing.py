@@ -25,7 +25,7 @@ def race(
     seconds: float = 20.0,
     memory: bool = True,
 ) -> dict[str, Any]:
-    """Medians of each in alternating rounds; a short call is made once more before each.
+    """Medians of each in alternating rounds; where calls are short, one more before each.
 
     Args:
         contestants: What to call; the first is what the others are compared with.
@@ -42,8 +42,8 @@ def race(
     """
     cuda = torch.device(device).type == "cuda"
 
-    def measure(run: Callable[[], Any], times: int) -> tuple[float, float]:
-        if times > 1:  # caches hold what another one left
+    def measure(run: Callable[[], Any], times: int, warm: bool = False) -> tuple[float, float]:
+        if warm:  # caches hold what another one left
             run()
         if cuda:
             torch.cuda.synchronize()
@@ -55,18 +55,20 @@ def race(
             torch.cuda.synchronize()
         return (time.perf_counter() - started) / times, (returned - started) / times
 
-    repeats, peaks = {}, {}
+    repeats, peaks, slow = {}, {}, set()
     for name, run in contestants.items():
         started = time.perf_counter()
         peaks[name] = _memory(run) if cuda else run()
         if time.perf_counter() - started > _SLOW:
             repeats[name] = 1
+            slow.add(name)
             continue
         measure(run, 2)  # compilers, caches
         peaks[name] = _memory(run) if cuda else None
         # The shortest of three: one that is interrupted would look slow, and be called once.
         shortest = min(measure(run, 1)[0] for _ in range(3))
         repeats[name] = max(1, math.ceil(_LEAST / max(shortest, 1e-7)))
+    warm = max(repeats.values()) > 1
     times: dict[str, list[float]] = {name: [] for name in contestants}
     hosts: dict[str, list[float]] = {name: [] for name in contestants}
     began = time.perf_counter()
@@ -74,7 +76,7 @@ def race(
         if number >= 1 and time.perf_counter() - began > seconds:
             break
         for name, run in contestants.items():
-            total, host = measure(run, repeats[name])
+            total, host = measure(run, repeats[name], warm and name not in slow)
             times[name].append(total)
             hosts[name].append(host)
     first = times[next(iter(times))]

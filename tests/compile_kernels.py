@@ -48,11 +48,12 @@ def main() -> None:
     build(
         kernels._nearest_mean_cubes, *["*fp32"] * 5, wide, "i32", "i32", OFFSET=True, BLOCK=512
     )  # fmt: skip
-    build(
-        kernels._packed_mean_cubes, "*fp32", "*fp32", "*i64", wide, "*fp32", "i32", "i32",
-        OFFSET=True, CLASSES=16, ALIGNED=True,
-        ROWS=16, COLUMNS=64, STEP=32, PEAK=256,
-    )  # fmt: skip
+    for classes, aligned in ((16, True), (64, False)):
+        build(
+            kernels._packed_mean_cubes, "*fp32", "*fp32", "*i64", wide, "*fp32", "i32", "i32",
+            OFFSET=True, CLASSES=classes, ALIGNED=aligned,
+            ROWS=16, COLUMNS=64, STEP=32, PEAK=256,
+        )  # fmt: skip
     build(kernels._summed_up, wide, "*fp32", "*i64", wide, "i32", "i32", ROWS=128)
 
 

@@ -2,7 +2,7 @@
 
 Hooks, which read the representations, would cut a graph into pieces, so the model is exported
 first. The graph holds the model's own tensors: what changes in place is seen by it, and for others
-in their place it is made anew.
+in their place it is made anew. So it is for prototypes that changed in place: a GPU has copies.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from torch import Tensor
 
 from .data import check_input
 from .export import check_exportable, program
-from .fused import kernels_in_graphs
+from .fused import few_rows, kernels_in_graphs
 from .hooks import every_module
 from .model import RGPR
+from .packed import Packed
 
 __all__ = ["CompiledCall"]
 
@@ -42,42 +43,34 @@ class CompiledCall:
         model._fitted()
         check_exportable(model)
         self._model, self._options = model, options
-        self._graphs: dict[Any, Any] = {}
-        self._contents = _Contents(model)
+        self._made = _Graphs(model)
 
     def __call__(self, x: Tensor, **options: Any) -> Any:
-        model = self._model
+        model, made = self._model, self._made
         if options or not self._plain(x):
             return model._call_impl(x, **options)  # type: ignore[no-untyped-call]
         check_input(x, model.posterior.network, model._input_shape)
-        graph = self._graphs.get(self._key(x))
-        if graph is not None and self._contents.watched:  # no graph would tell those who watch
+        if made.by_key and made.watched:  # no graph would tell those who watch
             return model._call_impl(x)  # type: ignore[no-untyped-call]
-        # A GPU is at work while we look whether it is still the same model.
-        ahead = graph(x) if graph is not None and x.is_cuda else None
-        if self._contents.changed:
-            self._graphs, graph = {}, None
-        if graph is None:
-            return self._first(x)
-        return graph(x) if ahead is None else ahead
+        if made.changed:
+            made = self._made = _Graphs(model)
+        graph = made.by_key.get(made.key(x))
+        return self._first(x, made) if graph is None else graph(x)
 
-    def _key(self, x: Tensor) -> tuple[Any, ...]:
-        """As torch.compile does: a graph for the first size of a batch, and one for all others."""
-        any_size = x.dtype, x.device
-        key = (*any_size, len(x))
-        return key if not self._graphs or key in self._graphs else any_size
-
-    def _first(self, x: Tensor) -> Any:
+    def _first(self, x: Tensor, made: _Graphs) -> Any:
         """Make a graph, and what it answers."""
+        key, model = made.key(x), self._model
         with _making:
-            key = self._key(x)
-            if key not in self._graphs:
-                with torch.no_grad(), kernels_in_graphs(x):
-                    self._model._fitted().packed(x)  # now: tracing sees no values
-                    self._contents = _Contents(self._model)
-                    exported = _unchecked(program(self._model, x, dynamic=len(x) not in key))
-                self._graphs[key] = torch.compile(exported, **self._options)
-            return self._graphs[key](x)  # which compiles
+            graph = made.by_key.get(key)
+            if graph is None:
+                with kernels_in_graphs(x) as kernels:
+                    if kernels:
+                        made.packed = model._fitted().pack()
+                    exported = _unchecked(program(model, x, dynamic=key[-1] is None))
+                graph = torch.compile(exported, **self._options)
+            answer = graph(x)  # which compiles
+            made.by_key[key] = graph
+            return answer
 
     def _plain(self, x: Any) -> bool:
         """Whether the graph can do this call: without gradients, autocast or hooks."""
@@ -102,17 +95,29 @@ def _unchecked(exported: torch.export.ExportedProgram) -> torch.fx.GraphModule:
     return module
 
 
-class _Contents:
-    """What a model consists of. Every call looks at it, so that is done in few, fast steps."""
+class _Graphs:
+    """Graphs of a model by what they are for, and what it consisted of when they were made.
+
+    Every call looks at that, so it is done in few, fast steps.
+    """
 
     def __init__(self, model: RGPR) -> None:
+        self.by_key: dict[tuple[Any, ...], Any] = {}
+        self.packed: Packed | None = None
+        self._model = model
         every = every_module(model)
         watched = [m for m in every if m is not model]
         self._hooks = [t for m in watched for t in (m._forward_hooks, m._forward_pre_hooks)]
         self._modules: list[_Table] = [m._modules for m in every]
         self._parameters: list[_Table] = [m._parameters for m in every]
         self._buffers: list[_Table] = [m._buffers for m in every]
-        self._counts, self._now, self._kinds = [*map(len, self._hooks)], *self._look()
+        self._counts, self._held, self._kinds = [*map(len, self._hooks)], *self._look()
+
+    def key(self, x: Tensor) -> tuple[Any, ...]:
+        """As torch.compile does: a graph for the first size of a batch, and one for all others."""
+        kind = torch.is_grad_enabled(), few_rows(x)
+        first = all(key[:2] != kind for key in self.by_key)
+        return (*kind, len(x)) if first or (*kind, len(x)) in self.by_key else (*kind, None)
 
     @property
     def watched(self) -> bool:
@@ -122,9 +127,12 @@ class _Contents:
     @property
     def changed(self) -> bool:
         """Whether there are other modules or tensors, or of another dtype or device."""
-        now, kinds = self._look()
-        same = len(now) == len(self._now) and all(map(is_, now, self._now))
-        return not same or kinds != self._kinds
+        held, kinds = self._look()
+        if len(held) != len(self._held) or not all(map(is_, held, self._held)):
+            return True
+        if self.packed is not None and self._model._fitted().pack() is not self.packed:
+            return True
+        return kinds != self._kinds
 
     def _look(self) -> tuple[list[Any], list[Any]]:
         parameters = [p for table in self._parameters for p in table.values() if p is not None]

@@ -245,7 +245,7 @@ class Prototypes(Coordinates):
     def rows(self, h: Tensor) -> Tensor:
         """What is to be measured of a representation, in memory of its own."""
         rows = self._rows(h)
-        return rows.clone() if is_view(h, self.of) and rows.dtype == h.dtype else rows
+        return rows.clone() if shares_memory(h, self.of) and rows.dtype == h.dtype else rows
 
     def _rows(self, h: Tensor) -> Tensor:
         return reduce(h, self.of).to(self.axes.dtype)
@@ -269,8 +269,8 @@ def reduce(h: Tensor, of: str) -> Tensor:
     return torch.nn.functional.normalize(flat / peak, dim=1)
 
 
-def is_view(h: Tensor, of: str) -> bool:
-    """Whether :func:`reduce` gives no memory of its own, which what follows might overwrite."""
+def shares_memory(h: Tensor, of: str) -> bool:
+    """Whether what :func:`reduce` gives is ``h`` itself, which the next layer may overwrite."""
     return of == "raw" or (of == "pooled" and h.dim() == 2)
 
 
@@ -375,10 +375,11 @@ class Collector:
     def reduce(self, h: Tensor) -> Tensor:
         """What :meth:`update` takes: memory of its own, unless it is read there and then."""
         self.dtype = h.dtype
-        if (self.strategy.coordinates, self.strategy.of) == ("moments", "raw"):
+        coordinates, of = self.strategy.coordinates, self.strategy.of
+        if (coordinates, of) == ("moments", "raw"):
             return h
-        rows = reduce(h, self.strategy.of)
-        return rows.clone() if is_view(h, self.strategy.of) else rows
+        waits = coordinates != "moments" and shares_memory(h, of)
+        return reduce(h, of).clone() if waits else reduce(h, of)
 
     def merge(self, state: dict[str, Any]) -> None:
         """Take in what another collector saw; see :attr:`state`."""

@@ -10,10 +10,10 @@ overflow.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -25,8 +25,10 @@ from .hooks import at_least_float32
 
 __all__ = [
     "add_moments",
+    "few_rows",
     "from_nearest",
     "fused_probit",
+    "in_graph",
     "kernels_in_graphs",
     "mean_cubes",
     "nearest_mean_cubes",
@@ -38,6 +40,8 @@ __all__ = [
 
 # Numbers that a CPU works on at a time: what fits its cache need not go through memory again.
 _CACHED = 1 << 19
+# Rows up to which small layers are taken together.
+_MOST_ROWS = 1024
 
 
 def mean_cubes(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) -> Tensor:
@@ -138,8 +142,16 @@ def from_nearest(products: Tensor, centers: Tensor, halves: Tensor, peak: Tensor
 
 
 def takes_packed(x: Tensor) -> bool:
-    """Whether there is a kernel for :func:`packed_mean_cubes` in a pass that begins with ``x``."""
-    return not torch.is_grad_enabled() and (_kernels(x) or _operators(x)) is not None
+    """Whether :func:`packed_mean_cubes` is to be used in a pass that begins with ``x``."""
+    if in_graph(x):
+        return _thread.few_rows
+    # In this order: graphs that others trace must not depend on how many rows there are.
+    return not torch.is_grad_enabled() and _kernels(x) is not None and few_rows(x)
+
+
+def few_rows(x: Tensor) -> bool:
+    """Of many rows each layer keeps a GPU busy, and they had better not wait in its memory."""
+    return len(x) <= _MOST_ROWS
 
 
 def packed_mean_cubes(
@@ -148,7 +160,7 @@ def packed_mean_cubes(
     table: Tensor,
     spans: Tensor,
     classes: int,
-    starts: bool,
+    offsets: bool,
     aligned: bool,
 ) -> Tensor:
     """:func:`nearest_mean_cubes` of ``L`` representations at once, ``(B, L)`` in float64.
@@ -162,12 +174,14 @@ def packed_mean_cubes(
         table: ``(P, 7)``.
         spans: ``(L + 1,)``.
         classes: At least as many as any representation has centers; a power of two from 16.
-        starts: Whether any has offsets.
+        offsets: Whether any has some.
         aligned: Whether all have a multiple of 16 units.
     """
-    kernels = _kernels(rows) or _operators(rows)
-    arguments = (numbers, table, spans, classes, starts, aligned)
-    found: Tensor = kernels.packed_mean_cubes(rows, *arguments)
+    # Whatever other threads do: that it is possible was found when the pass began.
+    kernels = _operators(rows) or _triton(rows.device)
+    found: Tensor = kernels.packed_mean_cubes(
+        rows, numbers, table, spans, classes, offsets, aligned
+    )
     return found
 
 
@@ -244,32 +258,46 @@ def _kernels(*tensors: Tensor) -> Any:
     return _triton(tensors[0].device)
 
 
-# What graphs that are traced here call: the module of operators, or nothing.
-_in_graphs: ContextVar[Any] = ContextVar("_in_graphs", default=None)
+class _Thread(threading.local):
+    """What graphs that this thread traces call: the module of operators, or nothing.
+
+    Of a graph for any number of rows it must not look at how many there are.
+    """
+
+    operators: Any = None
+    few_rows = False
+
+
+_thread = _Thread()
 
 
 @contextmanager
-def kernels_in_graphs(x: Tensor) -> Iterator[None]:
-    """Graphs that are traced inside call kernels as they are; for graphs that stay on this machine.
+def kernels_in_graphs(x: Tensor) -> Iterator[bool]:
+    """Graphs that are traced inside call kernels as they are, if there are any: whether they do.
 
-    Code that torch.compile makes of a mean over positions, together with the layer before it, takes
-    longer than both apart.
+    For graphs that stay on this machine and need no gradients. Code that torch.compile makes of a
+    mean over positions, together with the layer before it, takes longer than both apart.
     """
-    if _on_gpu(x) and _triton(x.device) is not None:
-        from . import operators
+    if torch.is_grad_enabled() or not _on_gpu(x) or _triton(x.device) is None:
+        yield False
+        return
+    from . import operators
 
-        token = _in_graphs.set(operators)
-    else:
-        token = _in_graphs.set(None)
+    _thread.operators, _thread.few_rows = operators, few_rows(x)
     try:
-        yield
+        yield True
     finally:
-        _in_graphs.reset(token)
+        _thread.operators = None
 
 
 def _operators(h: Tensor) -> Any:
-    """The kernels as operators of a graph that is traced just now, else ``None``."""
-    return _in_graphs.get() if torch.compiler.is_compiling() and _on_gpu(h) else None
+    """The kernels as operators of a graph that this thread traces just now, else ``None``."""
+    return _thread.operators if torch.compiler.is_compiling() and _on_gpu(h) else None
+
+
+def in_graph(x: Tensor) -> bool:
+    """Whether such a graph is traced, where values are not known."""
+    return _operators(x) is not None
 
 
 def _on_gpu(h: Tensor) -> bool:

@@ -1,9 +1,11 @@
-"""Kernels of :mod:`rgpr.triton_kernels` as operators, which a compiled graph calls as they are."""
+"""Kernels of :mod:`rgpr.triton_kernels` as operators, which a compiled graph calls as they are.
 
-# mypy: disable-error-code="untyped-decorator"
+They have no derivatives: graphs that hold them are for calls without gradients.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,31 +17,29 @@ from .hooks import at_least_float32
 __all__ = ["packed_mean_cubes", "pooled"]
 
 
-def _operator(schema: str, kernel: Any) -> Any:
+def _operator(kernel: Callable[..., Tensor], schema: str, like: Callable[..., Tensor]) -> Any:
+    """Make ``torch.ops.rgpr.<name>``; ``like`` gives a tensor of the answer's shape."""
+    name = f"rgpr::{kernel.__name__}"
     # Inputs come in whatever order of memory the compiler chose for them.
-    return torch.library.custom_op(
-        f"rgpr::{kernel.__name__}",
-        kernel,
-        mutates_args=(),
-        schema=schema,
-        tags=(torch.Tag.flexible_layout,),
-    )
+    torch.library.define(name, schema, tags=(torch.Tag.flexible_layout,))
+    torch.library.impl(name, "default", kernel)
+    torch.library.register_fake(name, like)
+    return getattr(torch.ops.rgpr, kernel.__name__)
 
 
-pooled = _operator("(Tensor h) -> Tensor", triton_kernels.pooled)
-packed_mean_cubes = _operator(
-    "(Tensor rows, Tensor numbers, Tensor table, Tensor spans, int classes, bool starts,"
-    " bool aligned) -> Tensor",
-    triton_kernels.packed_mean_cubes,
-)
-
-
-@pooled.register_fake
-def _(h: Tensor) -> Tensor:
+def _like_pooled(h: Tensor) -> Tensor:
     channels = h.shape[2] if h.dim() == 3 else h.shape[1]
     return h.new_empty(h.shape[0], channels, dtype=at_least_float32(h.dtype))
 
 
-@packed_mean_cubes.register_fake
-def _(rows: Tensor, numbers: Tensor, table: Tensor, spans: Tensor, *_: int) -> Tensor:
+def _like_packed(rows: Tensor, numbers: Tensor, table: Tensor, spans: Tensor, *_: int) -> Tensor:
     return rows.new_empty(rows.shape[0], spans.shape[0] - 1, dtype=torch.float64)
+
+
+pooled = _operator(triton_kernels.pooled, "(Tensor h) -> Tensor", _like_pooled)
+packed_mean_cubes = _operator(
+    triton_kernels.packed_mean_cubes,
+    "(Tensor rows, Tensor numbers, Tensor table, Tensor spans, int classes, bool offsets,"
+    " bool aligned) -> Tensor",
+    _like_packed,
+)

@@ -45,7 +45,7 @@ class Packed:
         parts: By the index of the representation; at least one.
 
     Attributes:
-        layers: The indices, in order.
+        layers: The parts.
         arguments: What :func:`rgpr.fused.packed_mean_cubes` takes beside the rows. ``numbers`` are
             of each layer a matrix of products with the centers beside axes, half of each center's
             squared length, the centers and offsets. ``table`` has a row for every block of
@@ -59,7 +59,7 @@ class Packed:
     def __init__(self, parts: Mapping[int, Parts]) -> None:
         from .triton_kernels import COLUMNS
 
-        self.layers, self._parts = [*parts], parts
+        self.layers, self._versions = dict(parts), _versions(parts)
         most = max(len(layer.centers) for layer in parts.values())
         classes = max(16, 1 << (most - 1).bit_length())
         table, spans, place, end = [], [0], 0, 0
@@ -91,15 +91,23 @@ class Packed:
             any(layer.offset is not None for layer in parts.values()),
             all(layer.centers.shape[1] % 16 == 0 for layer in parts.values()),
         )
+        if numbers.is_cuda:  # other threads may read them in other streams
+            torch.cuda.current_stream(numbers.device).synchronize()
 
-    def made_of(self, parts: Mapping[int, Parts]) -> bool:
-        """Whether these very tensors were packed."""
-        if self._parts.keys() != parts.keys():
+    def is_of(self, parts: Mapping[int, Parts]) -> bool:
+        """Whether these very tensors were packed, and did not change since."""
+        if self.layers.keys() != parts.keys() or self._versions != _versions(parts):
             return False
-        pairs = zip(self._parts.values(), parts.values(), strict=True)
+        pairs = zip(self.layers.values(), parts.values(), strict=True)
         return all(a is b for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True))
 
     def unit_variances(self, rows: Sequence[Tensor]) -> Tensor:
         """``u`` of all layers, ``(B, L)`` in float64, from their rows in float32."""
         side_by_side = rows[0] if len(rows) == 1 else torch.cat([*rows], 1)
         return packed_mean_cubes(side_by_side, *self.arguments)
+
+
+def _versions(parts: Mapping[int, Parts]) -> list[int]:
+    """Numbers that grow with every change in place, where torch counts them."""
+    tensors = [t for part in parts.values() for t in part if t is not None]
+    return [tensor._version for tensor in tensors if not tensor.is_inference()]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .coordinates import Coordinates, Prototypes
 from .data import check_rows
-from .fused import takes_packed
+from .fused import in_graph, takes_packed
 from .hooks import evaluating, full_precision
 from .packed import Packed
 from .posteriors import Posterior
@@ -40,6 +40,7 @@ class Residual(StableBuffers):
 
     coordinates: nn.ModuleList
     sigma2: Tensor
+    _packed: Packed | None = None
 
     def __init__(self, coordinates: Sequence[Coordinates], sigma2: Tensor | None = None) -> None:
         super().__init__()
@@ -47,7 +48,6 @@ class Residual(StableBuffers):
         device = next(coordinates[0].buffers()).device
         zeros = torch.zeros(len(coordinates), dtype=torch.float64, device=device)
         self.register_buffer("sigma2", zeros if sigma2 is None else sigma2.to(zeros))
-        self._packed: Packed | None = None
 
     def at(self, index: int) -> Coordinates:
         """The coordinates of one representation."""
@@ -86,17 +86,29 @@ class Residual(StableBuffers):
         """The representations that one kernel takes together, where this call can have it."""
         if not takes_packed(x):
             return None
-        if not torch.compiler.is_compiling():  # or it was packed before
-            parts = {
-                index: part
-                for index, coordinates in enumerate(self.coordinates)
-                if isinstance(coordinates, Prototypes) and (part := coordinates.parts) is not None
-            }
-            if not parts:
-                self._packed = None
-            elif self._packed is None or not self._packed.made_of(parts):
-                self._packed = Packed(parts)
+        return self._packed if in_graph(x) else self.pack()  # whoever makes a graph did so before
+
+    def pack(self) -> Packed | None:
+        """Pack what can be, unless that was done and nothing has changed."""
+        parts = {
+            index: part
+            for index, coordinates in enumerate(self.coordinates)
+            if index > 0
+            and isinstance(coordinates, Prototypes)
+            and (part := coordinates.parts) is not None
+        }
+        if not parts:
+            self._packed = None
+        elif self._packed is None or not self._packed.is_of(parts):
+            self._packed = Packed(parts)
         return self._packed
+
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
+        self._packed = None
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def __getstate__(self):  # type: ignore[no-untyped-def]
+        return super().__getstate__() | {"_packed": None}  # type: ignore[no-untyped-call]
 
     def contributions(self, u: Tensor) -> Tensor:
         """What each representation adds, ``(B, L)``, from ``u`` of that shape."""

@@ -25,6 +25,8 @@ __all__ = [
 _PROGRAMS = 512
 # Numbers that one program adds up at a time.
 _TILE = 2048
+# Of so few positions side by side, channels last, torch itself takes the mean as fast.
+_FEW = 128
 # One program of the packed kernel takes so many rows and coordinates, in steps of so many units.
 _ROWS, COLUMNS, _STEP, _PEAK = 16, 64, 32, 256
 # A row of so many probabilities fits the registers of one program.
@@ -39,7 +41,7 @@ def mean_cubes(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) ->
         mean, scale = mean.double(), scale.double()
         offset = None if offset is None else offset.double()
     block = min(1024, _power(max(1, n)))
-    parts = max(1, min(_times(_PROGRAMS, max(1, rows)), _times(n, block)))
+    parts = max(1, min(_parts_of(_PROGRAMS, max(1, rows)), _parts_of(n, block)))
     out = torch.empty(rows, parts, dtype=torch.float64, device=h.device)
     if rows:
         with torch.cuda.device_of(h):
@@ -52,18 +54,20 @@ def mean_cubes(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) ->
 
 def pooled(h: Tensor) -> Tensor:
     """See :func:`rgpr.fused.pooled`."""
+    sequence, dtype = h.dim() == 3, at_least_float32(h.dtype)
+    if sequence and h.shape[1] < _FEW:
+        return h.mean(1, dtype=dtype)
     h, channels_last = _in_order(h)
     rows, channels, n = len(h), h.shape[1], h.shape[2:].numel()
-    if h.dim() == 3:  # a sequence has its channels last, whatever that is called
+    if sequence:  # has its channels last, whatever that is called
         channels, n, channels_last = n, channels, True
-    dtype = at_least_float32(h.dtype)
-    if channels_last and n < 128:  # torch is good at this
-        return h.mean(1 if h.dim() == 3 else (2, 3), dtype=dtype)
+    elif channels_last and n < _FEW:
+        return h.mean((2, 3), dtype=dtype)
     out = torch.empty(rows, channels, dtype=dtype, device=h.device)
     if out.numel():
         # Wide along what lies side by side in memory.
         wide = 32 if channels_last else min(256, _power(max(1, n)))
-        blocks = _times(channels, wide if channels_last else _TILE // wide)
+        blocks = _parts_of(channels, wide if channels_last else _TILE // wide)
         with torch.cuda.device_of(h):
             _pooled[(rows * blocks,)](
                 h, out, n, channels, blocks, channels_last, _TILE // wide, wide,
@@ -105,22 +109,22 @@ def packed_mean_cubes(
     table: Tensor,
     spans: Tensor,
     classes: int,
-    starts: bool,
+    offsets: bool,
     aligned: bool,
 ) -> Tensor:
     """See :func:`rgpr.fused.packed_mean_cubes`."""
     rows = rows.contiguous()
     (count, width), layers, blocks = rows.shape, len(spans) - 1, len(table)
     parts = torch.empty(blocks, count, dtype=torch.float64, device=rows.device)
-    peaks = torch.empty(layers, count, device=rows.device)
+    peaks = torch.empty(layers, count, dtype=torch.float32, device=rows.device)
     out = torch.empty(count, layers, dtype=torch.float64, device=rows.device)
     if count:
         with torch.cuda.device_of(rows):
-            _packed_mean_cubes[_times(count, _ROWS), blocks](
+            _packed_mean_cubes[_parts_of(count, _ROWS), blocks](
                 rows, numbers, table, parts, peaks, count, width,
-                starts, classes, aligned, _ROWS, COLUMNS, _STEP, _PEAK, num_stages=1,
+                offsets, classes, aligned, _ROWS, COLUMNS, _STEP, _PEAK, num_stages=1,
             )  # fmt: skip
-            _summed_up[_times(count, 128), layers](parts, peaks, spans, out, count, layers, 128)
+            _summed_up[_parts_of(count, 128), layers](parts, peaks, spans, out, count, layers, 128)
     return out
 
 
@@ -131,7 +135,7 @@ def add_moments(h: Tensor, near: Tensor, total: Tensor, squares: Tensor) -> None
     if rows:
         columns = 64 if n >= 64 * _PROGRAMS else 32
         with torch.cuda.device_of(h):
-            _add_moments[(_times(n, columns),)](
+            _add_moments[(_parts_of(n, columns),)](
                 h, near, total, squares, rows, n, channels, channels > 1, 32, columns
             )
 
@@ -159,8 +163,8 @@ def probit(
     return out
 
 
-def _times(size: int, part: int) -> int:
-    """How many parts cover it; Triton's own functions take longer than launching a kernel."""
+def _parts_of(size: int, part: int) -> int:
+    """How many parts cover it; Triton's own function takes as long as launching a kernel."""
     return -(-size // part)
 
 
@@ -326,7 +330,7 @@ def _packed_mean_cubes(
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     known = i < count
     h = rows + i.to(tl.int64)[:, None] * width + place
-    # Rows are divided by a power of two, so exactly, that leaves none of their entries above two.
+    # Rows are divided by a power of two, so exactly, that leaves no entry above four.
     largest = tl.zeros([ROWS], tl.float32)
     broken = tl.zeros([ROWS], tl.int32)
     for start in range(0, n, PEAK):
@@ -369,7 +373,7 @@ def _packed_mean_cubes(
 
 @triton.jit
 def _summed_up(parts, peaks, spans, out, count, layers, ROWS: tl.constexpr):
-    i, layer = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
+    i, layer = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1).to(tl.int64)
     known = i < count
     total = tl.zeros([ROWS], tl.float64)
     for block in range(tl.load(spans + layer), tl.load(spans + layer + 1)):

@@ -116,6 +116,8 @@ def test_other_settings_and_missing_data(
     options = ["--sets", "mnist", "--data", str(tmp_path / "nowhere"), "--out", str(tmp_path)]
     assert main([*SMALL, *options]) == 2
     assert "there is no folder" in capsys.readouterr().err
+    assert main([*SMALL, "--device", "nonsense", "--out", str(tmp_path)]) == 2
+    assert "device 'nonsense': use cpu, cuda" in capsys.readouterr().err
     if not torch.cuda.is_available():
         assert main([*SMALL, "--device", "cuda", "--out", str(tmp_path)]) == 2
         assert "torch finds no GPU here" in capsys.readouterr().err

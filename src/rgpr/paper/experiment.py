@@ -85,7 +85,11 @@ class Context:
                 f"there is no folder {self.data}; name the one with the data sets, or add "
                 "--download to fill it"
             )
-        if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
+        try:
+            kind = torch.device(self.device).type
+        except RuntimeError:
+            raise ValueError(f"device {self.device!r}: use cpu, cuda or cuda:1") from None
+        if kind == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device {self.device!r}: torch finds no GPU here; use --device cpu")
 
     def image_sets(self, *default: str) -> tuple[str, ...]:
