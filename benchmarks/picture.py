@@ -31,7 +31,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     for place, value in enumerate(values):
         top.text(value, place, f" {value:.2f}", va="center", fontsize=7)
     top.set_xscale("log")
-    top.set_xlim(0.9, 1.3 * max(values, default=1))
+    top.set_xlim(min(0.9, 0.95 * min(values, default=1)), 1.3 * max(values, default=1))
     ticks = [t for t in (1, 1.15, 1.5, 2, 3, 5, 10, 20) if t < 1.3 * max(values, default=1)]
     top.set_xticks(ticks, [f"{t:g}" for t in ticks])
     top.set_xticks([], minor=True)

@@ -136,9 +136,12 @@ def test_packed_mean_cubes(
         cubes = (z[:, None] - centers.double()).abs() - (0 if offset is None else offset.double())
         u = cubes.clamp_min(0).pow(3).mean(2) / 3
         expected.append((u, apart))
-    ours = operations.packed_mean_cubes(torch.cat(hs, 1), *packed(prototypes).arguments)
-    assert ours.shape == (rows, len(layers))
-    for column, (u, apart) in zip(ours.unbind(1), expected, strict=True):
+    ours = packed(prototypes)
+    together = torch.cat([hs[index] for index in ours.layers], 1)
+    found = operations.packed_mean_cubes(together, *ours.arguments)
+    assert found.shape == (rows, len(layers))
+    for index, column in zip(ours.layers, found.unbind(1), strict=True):
+        u, apart = expected[index]
         off = (u - column[:, None]).abs() > 1e-5 * u + 1e-9
         near = apart <= apart.amin(1, keepdim=True) * (1 + 1e-5)
         assert not (off | ~near).all(1).any()
@@ -148,7 +151,7 @@ def test_packed_values_that_are_not_finite_or_huge_stay_in_their_rows(by_kernels
     h = torch.ones(5, 3)
     h[1, 0], h[2, 1], h[3, 0], h[3, 2], h[4] = torch.inf, torch.nan, torch.inf, torch.nan, 1e38
     eye, centers = torch.eye(3), torch.zeros(2, 3)
-    ours = packed([(eye, centers, None)]).unit_variances([h])[:, 0]
+    ours = packed([(eye, centers, None)]).unit_variances({0: h})[0]
     assert ours[:2].tolist() == [1 / 3, torch.inf]
     assert ours[2:4].isnan().all()
     assert ours[4].item() == pytest.approx(1e114 / 3, rel=1e-5)

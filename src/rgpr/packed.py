@@ -6,7 +6,7 @@ their work. On a GPU their rows wait for the end of the pass and are taken toget
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -45,7 +45,7 @@ class Packed:
         parts: By the index of the representation; at least one.
 
     Attributes:
-        layers: The parts.
+        layers: The parts, in the order in which they are packed.
         arguments: What :func:`rgpr.fused.packed_mean_cubes` takes beside the rows. ``numbers`` are
             of each layer a matrix of products with the centers beside axes, half of each center's
             squared length, the centers and offsets. ``table`` has a row for every block of
@@ -59,7 +59,10 @@ class Packed:
     def __init__(self, parts: Mapping[int, Parts]) -> None:
         from .triton_kernels import COLUMNS
 
-        self.layers, self._versions = dict(parts), _versions(parts)
+        # The widest first: their programs take longest.
+        by_width = sorted(parts.items(), key=lambda item: -item[1].centers.shape[1])
+        self.layers = parts = dict(by_width)
+        self._versions = _versions(parts)
         most = max(len(layer.centers) for layer in parts.values())
         classes = max(16, 1 << (most - 1).bit_length())
         table, spans, place, end = [], [0], 0, 0
@@ -96,15 +99,18 @@ class Packed:
 
     def is_of(self, parts: Mapping[int, Parts]) -> bool:
         """Whether these very tensors were packed, and did not change since."""
-        if self.layers.keys() != parts.keys() or self._versions != _versions(parts):
+        if self.layers.keys() != parts.keys():
             return False
+        parts = {index: parts[index] for index in self.layers}
         pairs = zip(self.layers.values(), parts.values(), strict=True)
-        return all(a is b for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True))
+        same = all(a is b for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True))
+        return same and self._versions == _versions(parts)
 
-    def unit_variances(self, rows: Sequence[Tensor]) -> Tensor:
-        """``u`` of all layers, ``(B, L)`` in float64, from their rows in float32."""
-        side_by_side = rows[0] if len(rows) == 1 else torch.cat([*rows], 1)
-        return packed_mean_cubes(side_by_side, *self.arguments)
+    def unit_variances(self, rows: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """``u`` of each layer, ``(B,)`` in float64, from its rows ``(B, N)`` in float32."""
+        side_by_side = torch.cat([rows[index] for index in self.layers], 1)
+        u = packed_mean_cubes(side_by_side, *self.arguments)
+        return dict(zip(self.layers, u.unbind(1), strict=True))
 
 
 def _versions(parts: Mapping[int, Parts]) -> list[int]:

@@ -78,8 +78,7 @@ class Residual(StableBuffers):
         with evaluating(posterior), capture(posterior.network, layers, consume):
             result = run(x)
         if packed is not None:
-            u = packed.unit_variances([waiting[index] for index in packed.layers])
-            columns |= zip(packed.layers, u.unbind(1), strict=True)
+            columns |= packed.unit_variances(waiting)
         return result, [columns[index] for index in range(1, len(layers))]
 
     def packed(self, x: Tensor) -> Packed | None:
