@@ -26,8 +26,10 @@ DTYPES = {"cpu": (torch.float32,), "cuda": (torch.float32, torch.bfloat16)}
 # On a GPU with CUDA graphs: what launching kernels costs is the same for both then. Without trying
 # several versions of a kernel: which of them wins changes from one compilation to the next, and
 # moves either side by more than RGPR takes.
-GRAPHS = {"options": {"triton.cudagraphs": True, "triton.autotune_pointwise": False}}
-OPTIONS: dict[str, dict[str, Any]] = {"cpu": {}, "cuda": GRAPHS}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "cpu": {},
+    "cuda": {"options": {"triton.cudagraphs": True, "triton.autotune_pointwise": False}},
+}
 # Bytes that laplace-torch's Jacobians may take.
 ROOM = {"cpu": 2 << 30, "cuda": 24 << 30}
 

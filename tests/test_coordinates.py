@@ -123,14 +123,15 @@ def test_a_class_that_comes_late_far_away(shards: int) -> None:
     assert constant.covariance.abs().max() == 0
 
 
-def test_whitened_layers_before_one_that_works_in_place() -> None:
+@pytest.mark.parametrize("strategy", [("whitened", "raw"), ("prototypes", "pooled")])
+def test_layers_before_one_that_works_in_place(strategy: tuple[str, str]) -> None:
     x = torch.randn(100, 4)
     torch.manual_seed(1)
     models = []
     for inplace in (False, True):
         torch.manual_seed(0)
         network = nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace), nn.Linear(6, 3))
-        recipe = rgpr.ResidualRecipe(hidden=Strategy("whitened", "raw"))
+        recipe = rgpr.ResidualRecipe(hidden=Strategy(*strategy))
         models.append(rgpr.RGPR(network, layers=["0"], residual=recipe).fit([x[:50], x[50:]]))
     torch.testing.assert_close(models[0].variance(x), models[1].variance(x))
 

@@ -391,7 +391,11 @@ def test_compiled_predictions_of_a_model_that_changes(by_kernels: None) -> None:
     for changed in (model, compiled):
         changed.residual.at(1).centers.add_(1)
     same(7)
-    assert len(compiled._compiled_call_impl._made.by_key) == 1
+    made = compiled._compiled_call_impl._made
+    assert len(made.by_key) == 1
+    compiled.to(torch.get_default_device())  # where it is
+    same(7)
+    assert compiled._compiled_call_impl._made is made
     for changed in (model, compiled):
         changed.fit([(3 * x[:50], torch.arange(50) % 3)], progress=False)
     same(7)

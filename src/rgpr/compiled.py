@@ -130,7 +130,7 @@ class _Graphs:
         held, kinds = self._look()
         if len(held) != len(self._held) or not all(map(is_, held, self._held)):
             return True
-        if self.packed is not None and self._model._fitted().pack() is not self.packed:
+        if self.packed is not None and not self.packed.is_of(self._model._fitted().parts()):
             return True
         return kinds != self._kinds
 

@@ -2,10 +2,10 @@ r"""The residual's arithmetic, reading each representation once.
 
 Seven small operations carry all of it. On a GPU, outside of autograd and ``torch.compile``, each
 is a Triton kernel (:mod:`rgpr.triton_kernels`); everywhere else it is plain torch, which
-``torch.compile`` and exporters fuse by themselves. Two of them stay kernels in the graph of
-:meth:`rgpr.RGPR.compile` (:mod:`rgpr.operators`). Inputs may be float32, bfloat16, float16 or
-float64, contiguous or channels-last; cubes are summed in float64, which no float32 value can
-overflow.
+``torch.compile`` and exporters fuse by themselves, and nothing is packed. Two of them stay kernels
+in the graph of :meth:`rgpr.RGPR.compile` (:mod:`rgpr.operators`). Inputs may be float32, bfloat16,
+float16 or float64, contiguous or channels-last; cubes are summed in float64, which no float32 value
+can overflow.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 # Numbers that a CPU works on at a time: what fits its cache need not go through memory again.
 _CACHED = 1 << 19
 # Rows up to which small layers are taken together.
-_MOST_ROWS = 1024
+_FEW_ROWS = 1024
 
 
 def mean_cubes(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) -> Tensor:
@@ -151,18 +151,10 @@ def takes_packed(x: Tensor) -> bool:
 
 def few_rows(x: Tensor) -> bool:
     """Of many rows each layer keeps a GPU busy, and they had better not wait in its memory."""
-    return len(x) <= _MOST_ROWS
+    return len(x) <= _FEW_ROWS
 
 
-def packed_mean_cubes(
-    rows: Tensor,
-    numbers: Tensor,
-    table: Tensor,
-    spans: Tensor,
-    classes: int,
-    offsets: bool,
-    aligned: bool,
-) -> Tensor:
+def packed_mean_cubes(rows: Tensor, *arguments: Any) -> Tensor:
     """:func:`nearest_mean_cubes` of ``L`` representations at once, ``(B, L)`` in float64.
 
     By a kernel alone, see :func:`takes_packed`.
@@ -170,18 +162,10 @@ def packed_mean_cubes(
     Args:
         rows: ``(B, N)`` in float32: the units of all representations side by side, not yet in the
             coordinates of the centers.
-        numbers: See :class:`rgpr.packed.Packed` for this and what follows.
-        table: ``(P, 7)``.
-        spans: ``(L + 1,)``.
-        classes: At least as many as any representation has centers; a power of two from 16.
-        offsets: Whether any has some.
-        aligned: Whether all have a multiple of 16 units.
+        arguments: Those of :class:`rgpr.packed.Packed`.
     """
     # Whatever other threads do: that it is possible was found when the pass began.
-    kernels = _operators(rows) or _triton(rows.device)
-    found: Tensor = kernels.packed_mean_cubes(
-        rows, numbers, table, spans, classes, offsets, aligned
-    )
+    found: Tensor = (_operators(rows) or _triton(rows.device)).packed_mean_cubes(rows, *arguments)
     return found
 
 

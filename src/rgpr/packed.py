@@ -52,19 +52,21 @@ class Packed:
             coordinates that one program takes: the layer, where its rows begin, units, centers,
             the block's first coordinate, and where in ``numbers`` matrix and halves begin.
             ``spans`` tell where each layer's blocks begin in the table, and where the last ends.
+            Then as many classes as no layer exceeds, and whether any has offsets and all have a
+            multiple of 16 units.
     """
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def __init__(self, parts: Mapping[int, Parts]) -> None:
-        from .triton_kernels import COLUMNS
+        from .triton_kernels import COLUMNS, power_of_two
 
         # The widest first: their programs take longest.
         by_width = sorted(parts.items(), key=lambda item: -item[1].centers.shape[1])
         self.layers = parts = dict(by_width)
         self._versions = _versions(parts)
         most = max(len(layer.centers) for layer in parts.values())
-        classes = max(16, 1 << (most - 1).bit_length())
+        classes = max(16, power_of_two(most))
         table, spans, place, end = [], [0], 0, 0
         pieces: list[Tensor] = []
 

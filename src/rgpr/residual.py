@@ -20,7 +20,7 @@ from .coordinates import Coordinates, Prototypes
 from .data import check_rows
 from .fused import in_graph, takes_packed
 from .hooks import evaluating, full_precision
-from .packed import Packed
+from .packed import Packed, Parts
 from .posteriors import Posterior
 from .representations import capture
 from .standardize import StableBuffers
@@ -87,15 +87,19 @@ class Residual(StableBuffers):
             return None
         return self._packed if in_graph(x) else self.pack()  # whoever makes a graph did so before
 
-    def pack(self) -> Packed | None:
-        """Pack what can be, unless that was done and nothing has changed."""
-        parts = {
+    def parts(self) -> dict[int, Parts]:
+        """What can be packed, by the index of the representation."""
+        return {
             index: part
             for index, coordinates in enumerate(self.coordinates)
             if index > 0
             and isinstance(coordinates, Prototypes)
             and (part := coordinates.parts) is not None
         }
+
+    def pack(self) -> Packed | None:
+        """Pack what can be, unless that was done and nothing has changed."""
+        parts = self.parts()
         if not parts:
             self._packed = None
         elif self._packed is None or not self._packed.is_of(parts):

@@ -1,4 +1,4 @@
-"""The operations of :mod:`rgpr.fused` as Triton kernels; only that file calls them."""
+"""The operations of :mod:`rgpr.fused` as Triton kernels, chosen there."""
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call,import-untyped"
 
@@ -18,6 +18,7 @@ __all__ = [
     "packed_mean_cubes",
     "peak_out",
     "pooled",
+    "power_of_two",
     "probit",
 ]
 
@@ -40,7 +41,7 @@ def mean_cubes(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) ->
     if h.dtype == torch.float64:
         mean, scale = mean.double(), scale.double()
         offset = None if offset is None else offset.double()
-    block = min(1024, _power(max(1, n)))
+    block = min(1024, power_of_two(max(1, n)))
     parts = max(1, min(_parts_of(_PROGRAMS, max(1, rows)), _parts_of(n, block)))
     out = torch.empty(rows, parts, dtype=torch.float64, device=h.device)
     if rows:
@@ -66,7 +67,7 @@ def pooled(h: Tensor) -> Tensor:
     out = torch.empty(rows, channels, dtype=dtype, device=h.device)
     if out.numel():
         # Wide along what lies side by side in memory.
-        wide = 32 if channels_last else min(256, _power(max(1, n)))
+        wide = 32 if channels_last else min(256, power_of_two(max(1, n)))
         blocks = _parts_of(channels, wide if channels_last else _TILE // wide)
         with torch.cuda.device_of(h):
             _pooled[(rows * blocks,)](
@@ -83,7 +84,7 @@ def peak_out(h: Tensor) -> tuple[Tensor, Tensor]:
     divided, peak = torch.empty_like(h), h.new_empty(rows, 1)
     if rows:
         with torch.cuda.device_of(h):
-            _peak_out[(rows,)](h, divided, peak, n, min(1024, _power(n)))
+            _peak_out[(rows,)](h, divided, peak, n, min(1024, power_of_two(n)))
     return divided, peak
 
 
@@ -98,7 +99,7 @@ def nearest_mean_cubes(
         with torch.cuda.device_of(products):
             _nearest_mean_cubes[(rows,)](
                 products, centers, halves, peak, halves if offset is None else offset, out, n, k,
-                offset is not None, min(1024, _power(max(n, k))),
+                offset is not None, min(1024, power_of_two(max(n, k))),
             )  # fmt: skip
     return out
 
@@ -157,8 +158,7 @@ def probit(
             _probit[(rows,)](
                 mean.contiguous(), variance.contiguous(), u.contiguous(), sigma2, temperature,
                 temperature if calibration is None else calibration, out, far, classes, u.shape[1],
-                calibration is not None, _power(classes),
-                _power(u.shape[1]),
+                calibration is not None, power_of_two(classes), power_of_two(u.shape[1]),
             )  # fmt: skip
     return out
 
@@ -168,7 +168,7 @@ def _parts_of(size: int, part: int) -> int:
     return -(-size // part)
 
 
-def _power(number: int) -> int:
+def power_of_two(number: int) -> int:
     """The next power of two."""
     return 1 << (number - 1).bit_length()
 
