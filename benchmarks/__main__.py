@@ -33,7 +33,7 @@ def main() -> None:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"{options.device}.json"
-    # What other runs on this machine measured stays.
+    # What other runs on this machine measured stays, unless it is measured again.
     results = json.loads(path.read_text()) if path.exists() else {}
     if results.get("machine", {}) | {"date": None} != machine(options.device) | {"date": None}:
         results = {}
@@ -43,7 +43,7 @@ def main() -> None:
             continue
         benchmark = import_module(f".{name}", __package__)
         print(f"\n{benchmark.__doc__.strip()}", flush=True)
-        results.setdefault(name, {})
+        results[name] = {}
         for case, result in benchmark.run(options.device):
             results[name][case] = result
             show(case, result)
@@ -51,8 +51,9 @@ def main() -> None:
                 temporary.write_text(json.dumps(results, indent=1) + "\n")
     with replacing(path.with_suffix(".md")) as temporary:
         temporary.write_text(markdown(results))
-    draw(results, path.with_suffix(".png"))
-    print(f"\nwritten to {path.resolve()}, with tables (.md) and a picture (.png) beside it")
+    drawn = draw(results, path.with_suffix(".png"))
+    beside = "tables (.md) and a picture (.png)" if drawn else "tables (.md)"
+    print(f"\nwritten to {path.resolve()}, with {beside} beside it")
 
 
 def machine(device: str) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from typing import Any
 from rgpr.storage import replacing
 
 
-def draw(results: dict[str, Any], path: Path) -> None:
-    """Bars of ratios to the bare network or pass, and seconds against sizes."""
+def draw(results: dict[str, Any], path: Path) -> bool:
+    """Bars of ratios to the bare network or pass, and seconds against sizes, if there are any."""
     bars = _ratios(results)
     growth = results.get("growth", {})
     if not bars and not growth:
-        return
+        return False
     import matplotlib
 
     matplotlib.use("Agg")
@@ -59,6 +59,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", bbox_inches="tight")
     plt.close(figure)
+    return True
 
 
 def _ratios(results: dict[str, Any]) -> list[tuple[str, float]]:

@@ -79,17 +79,12 @@ def _network(name: str, dtype: torch.dtype, device: str) -> Iterator[tuple[str, 
         result = race(rows, device=device)
         result["network"] |= _floor(network, model, b, device)
         yield f"{case}, eager", result
-        yield (
-            f"{case}, compiled",
-            race(
-                {
-                    "network": lambda b=b: compiled_network(b),
-                    "LLL + RGPR": lambda b=b: compiled(b),
-                },
-                device=device,
-                memory=False,
-            ),
-        )
+        yield f"{case}, compiled", _compiled(compiled_network, compiled, b, device)
+
+
+def _compiled(network: Any, model: Any, x: Tensor, device: str) -> dict[str, Any]:
+    rows = {"network": lambda: network(x), "LLL + RGPR": lambda: model(x)}
+    return race(rows, device=device, memory=False)
 
 
 def _floor(network: nn.Module, model: RGPR, x: Tensor, device: str) -> dict[str, float]:

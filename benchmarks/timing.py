@@ -13,8 +13,10 @@ import torch
 
 # One measurement repeats a short call until it takes so long.
 _LEAST = 0.03
-# What takes longer than this is warm after one call.
-_SLOW = 10.0
+# What takes longer than this is measured once a round, without a call before it.
+_SLOW = 1.0
+# What takes longer than this does so by itself: no compiler is at work.
+_VERY_SLOW = 60.0
 
 
 def race(
@@ -57,14 +59,20 @@ def race(
 
     repeats, peaks, slow = {}, {}, set()
     for name, run in contestants.items():
-        started = time.perf_counter()
-        peaks[name] = _memory(run) if cuda else run()
-        if time.perf_counter() - started > _SLOW:
+        # The first call may wait for compilers: another one tells.
+        taken, _ = measure(run, 1)
+        peaks[name] = 0
+        if taken <= _VERY_SLOW:
+            started = time.perf_counter()
+            if cuda:
+                peaks[name] = _memory(run)
+            else:
+                run()
+            taken = time.perf_counter() - started
+        if taken > _SLOW:
             repeats[name] = 1
             slow.add(name)
             continue
-        measure(run, 2)  # compilers, caches
-        peaks[name] = _memory(run) if cuda else None
         # The shortest of three: one that is interrupted would look slow, and be called once.
         shortest = min(measure(run, 1)[0] for _ in range(3))
         repeats[name] = max(1, math.ceil(_LEAST / max(shortest, 1e-7)))

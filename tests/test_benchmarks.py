@@ -1,0 +1,129 @@
+"""The benchmark command, and that the docs say what it measured."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.__main__ import machine  # noqa: E402
+from benchmarks.table import markdown  # noqa: E402
+from benchmarks.timing import race, slope  # noqa: E402
+
+RESULTS = ROOT / "results" / "benchmarks"
+PICTURES = {"cpu": "speed-cpu.png", "cuda": "speed-h200.png"}
+
+
+def table(heading: str) -> dict[str, list[str]]:
+    """Rows of the first table under a heading of docs/speed.md, by their first cell."""
+    text = (ROOT / "docs" / "speed.md").read_text().split(f"## {heading}\n")[1]
+    lines = text[text.index("|") :].split("\n\n")[0].splitlines()
+    rows = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines]
+    return {cells[0].replace("**", ""): cells[1:] for cells in rows[2:]}
+
+
+def results(device: str) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+    found: dict[str, dict[str, dict[str, dict[str, float]]]] = json.loads(
+        (RESULTS / f"{device}.json").read_text()
+    )
+    return found
+
+
+def shows(cell: str, value: float) -> bool:
+    """Whether a cell is this number, rounded to as many digits as it has."""
+    digits = re.match(r"[\d.]+", cell)
+    assert digits is not None, cell
+    places = len(digits[0].partition(".")[2])
+    return abs(float(digits[0]) - value) <= 0.5001 * 10**-places
+
+
+def test_race_measures_in_turn() -> None:
+    order: list[str] = []
+
+    def takes(seconds: float, name: str) -> Callable[[], None]:
+        return lambda: (time.sleep(seconds), order.append(name))[1]
+
+    found = race({"a": takes(0.04, "a"), "b": takes(0.08, "b")}, rounds=3)
+    assert order[-6:] == ["a", "b"] * 3
+    assert found["a"]["ratio"] == 1
+    assert found["b"]["ratio"] > 1
+    assert set(found["b"]) == {"seconds", "spread", "ratio"}
+
+
+def test_exponents_of_growth() -> None:
+    assert slope([1, 2, 4], [3.0, 12.0, 48.0]) == pytest.approx(2)
+
+
+def test_the_command_keeps_other_sections(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks"]
+    path = tmp_path / "cpu.json"
+    case = {"one": {"seconds": 1.0, "spread": 0.0, "ratio": 1.0}}
+    before = {"gram": {"kept": case}, "startup": {"stale": case}}
+    path.write_text(json.dumps({"machine": machine("cpu"), **before}))
+    subprocess.run(
+        [*command, "startup", "--device", "cpu", "--out", str(tmp_path)], cwd=ROOT, check=True
+    )
+    after = json.loads(path.read_text())
+    assert after["gram"] == before["gram"]
+    assert list(after["startup"]) == ["import"]
+    assert after["startup"]["import"]["torch"]["ratio"] == 1
+    assert path.with_suffix(".md").read_text() == markdown(after)
+    unknown = subprocess.run([*command, "nonsense"], cwd=ROOT, capture_output=True, text=True)
+    assert unknown.returncode == 2
+    assert "no benchmark nonsense" in unknown.stderr
+
+
+@pytest.mark.parametrize("device", PICTURES)
+def test_docs_show_the_committed_results(device: str) -> None:
+    table_file, picture = RESULTS / f"{device}.md", RESULTS / f"{device}.png"
+    assert table_file.read_text() == markdown(results(device))
+    assert (ROOT / "docs" / "images" / PICTURES[device]).read_bytes() == picture.read_bytes()
+
+
+def test_docs_say_what_an_h200_measured() -> None:
+    found, rows = results("cuda"), table("An H200")
+    for column, dtype in enumerate(("float32", "bfloat16")):
+        eager = found["prediction"][f"ResNet-18, {dtype}, batch 512, eager"]
+        compiled = found["prediction"][f"ResNet-18, {dtype}, batch 512, compiled"]
+        fit = found["fitting"][f"ResNet-18, {dtype}, 98 batches of 512"]
+        network, ours, bare = eager["network"], eager["LLL + RGPR"], fit["bare pass"]
+        said = {
+            "the network alone": network["seconds"] * 1e3,
+            "last-layer Laplace, ours": eager["LLL"]["ratio"],
+            "last-layer Laplace + RGPR": ours["ratio"],
+            "memory at most, over the network's": ours["memory"] / network["memory"],
+            "reading every representation once at the speed of a copy": 1
+            + network["floor"] / network["seconds"],
+            "fit": fit["adaptive"]["ratio"],
+            "its memory at most, over the network's": fit["adaptive"]["memory"] / bare["memory"],
+            "compiled": compiled["LLL + RGPR"]["ratio"],
+        }
+        for label, value in said.items():
+            matching = [r for name, r in rows.items() if name.replace("`", "").startswith(label)]
+            assert shows(matching[0][column], value), (label, matching, value)
+
+
+def test_docs_say_what_two_cores_measured() -> None:
+    found, rows = results("cpu")["prediction"], table("Two cores of a CPU")
+    for column, case in enumerate(("ResNet-18, float32, batch 32", "LeNet, float32, batch 256")):
+        eager, compiled = found[f"{case}, eager"], found[f"{case}, compiled"]
+        said = {
+            "the network alone": eager["network"]["seconds"] * 1e3,
+            "last-layer Laplace, ours": eager["LLL"]["ratio"],
+            "last-layer Laplace, laplace-torch": eager["LLL, laplace-torch"]["ratio"],
+            "RGPR over the network": eager["RGPR"]["ratio"],
+            "last-layer Laplace + RGPR": eager["LLL + RGPR"]["ratio"],
+            'the same with `residual="paper"`': eager["LLL + RGPR, paper"]["ratio"],
+            "compiled, over the compiled network": compiled["LLL + RGPR"]["ratio"],
+        }
+        for label, value in said.items():
+            assert shows(rows[label][column], value), (label, rows[label], value)
