@@ -51,6 +51,21 @@ def fitted(
     return la, x
 
 
+class Counting(nn.Module):
+    """Keeps what goes through it."""
+
+    def __init__(self, seen: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(x)
+        return x
+
+    def __deepcopy__(self, memo: Any) -> Counting:
+        return Counting(self.seen)
+
+
 @pytest.mark.parametrize("structure", LAST_LAYER)
 def test_the_prior_precision_is_what_laplace_torch_finds(structure: str) -> None:
     la, x = fitted(mlp(), structure=structure)
@@ -60,6 +75,28 @@ def test_the_prior_precision_is_what_laplace_torch_finds(structure: str) -> None
     search_prior_precision(la, DataLoader(TensorDataset(*loader[0]), batch_size=len(x)), 9)
     assert found == pytest.approx(float(la.prior_precision))
     assert torch.equal(posterior(x).variance, rgpr.as_posterior(la)(x).variance)
+
+
+def test_for_a_last_layer_the_network_runs_once() -> None:
+    calls: list[torch.Tensor] = []
+    la, x = fitted(nn.Sequential(Counting(calls), *mlp()))
+    calls.clear()
+    choose_prior_precision(la, [(x[:40], blobs()[1][:40]), (x[40:], blobs()[1][40:])], grid_size=9)
+    assert len(calls) == 2
+
+
+def test_the_prior_precision_of_all_layers() -> None:
+    la, x = fitted(mlp(), subset="all", structure="diag")
+    loader = [(x, blobs()[1])]
+    posterior = choose_prior_precision(la, loader, grid_size=5, progress=False)
+    found = float(la.prior_precision)
+    losses = {}
+    for precision in torch.logspace(-4, 4, 5).tolist():
+        la.prior_precision = precision
+        p = la(x, pred_type="glm", link_approx="probit")
+        losses[precision] = float(nn.functional.nll_loss(p.log(), blobs()[1]))
+    assert isinstance(posterior, LaplacePosterior)
+    assert found == pytest.approx(min(losses, key=losses.__getitem__))
 
 
 def test_no_prior_precision_saves_a_broken_network() -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, Self
 
@@ -35,7 +35,7 @@ from ..fused import peak_out
 from ..gaussian import DenseGaussian, DiagonalGaussian, Gaussian, standard_normal
 from ..hooks import at_least_float32, evaluating, full_precision, plain_module, watching
 from ..predictive import probit
-from .base import Posterior, register_posterior
+from .base import Posterior, outputs_of, register_posterior
 
 __all__ = ["LaplacePosterior", "LastLayerLaplace", "choose_prior_precision", "from_laplace"]
 
@@ -98,11 +98,13 @@ class LastLayerLaplace(Posterior):
             self._derive()
 
     def forward(self, x: Tensor) -> Gaussian:
-        mean, features = self._point_and_features(x)
-        with full_precision(x):
-            return self._gaussian(mean, features)
+        return self._gaussian(*_point_and_features(self.network, self.head, x))
 
     def _gaussian(self, mean: Tensor, features: Tensor) -> Gaussian:
+        with full_precision(features):
+            return self._in_full_precision(mean, features)
+
+    def _in_full_precision(self, mean: Tensor, features: Tensor) -> Gaussian:
         features, peak = peak_out(features.to(at_least_float32(features.dtype)))
         features = features.to(next(self.buffers(recurse=False)).dtype)
         if self.structure == "kron":
@@ -120,7 +122,7 @@ class LastLayerLaplace(Posterior):
         return DenseGaussian(mean, covariance * peak.double().square()[..., None])
 
     def covariances(self, x: Tensor) -> Tensor:
-        features = self._point_and_features(x)[1].double()
+        features = _point_and_features(self.network, self.head, x)[1].double()
         if self.structure == "kron":
             features, weights = features @ self.in_basis.double(), self.marginal.double()
             bias = self.marginal_bias
@@ -148,18 +150,20 @@ class LastLayerLaplace(Posterior):
         head: Any = self.network.get_submodule(self.head)
         return head.bias is not None
 
-    def _point_and_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        head = self.network.get_submodule(self.head)
-        seen: list[Tensor] = []
-        with watching(self.network, {head: lambda module, args, output: seen.append(args[0])}):
-            mean = self.point(x)
-        if len(seen) != 1 or seen[0].dim() != 2:
-            what = f"{len(seen)} times" if len(seen) != 1 else f"on shape {tuple(seen[0].shape)}"
-            raise ValueError(
-                f"the last layer '{self.head}' ran {what}; the closed form needs it to run once, "
-                "on one feature vector per input"
-            )
-        return mean, seen[0]
+
+def _point_and_features(network: nn.Module, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The network's outputs, and what went into its last layer."""
+    seen: list[Tensor] = []
+    head = network.get_submodule(name)
+    with watching(network, {head: lambda module, args, output: seen.append(args[0])}):
+        mean = outputs_of(network(x), x)
+    if len(seen) != 1 or seen[0].dim() != 2:
+        what = f"{len(seen)} times" if len(seen) != 1 else f"on shape {tuple(seen[0].shape)}"
+        raise ValueError(
+            f"the last layer '{name}' ran {what}; the closed form needs it to run once, "
+            "on one feature vector per input"
+        )
+    return mean, seen[0]
 
 
 class _KroneckerGaussian(Gaussian):
@@ -251,11 +255,27 @@ def from_laplace(la: Any) -> Posterior:
             "one output: this posterior knows nothing of the data. Give the network two outputs, "
             "or wrap the network itself"
         )
+    return _closed_form(la, *_network_and_head(la)) if _structure(la) else LaplacePosterior(la)
+
+
+def _structure(la: Any) -> str | None:
+    """That of a last-layer approximation with a closed form."""
     structures = {"KronLLLaplace": "kron", "DiagLLLaplace": "diag", "FullLLLaplace": "full"}
     structure = structures.get(type(la).__name__)
-    if structure is None or la.model.feature_reduction is not None:
-        return LaplacePosterior(la)
-    head = la.model.last_layer
+    return structure if structure and la.model.feature_reduction is None else None
+
+
+def _network_and_head(la: Any) -> tuple[nn.Module, str]:
+    """A copy of its network, and the name of the last layer there."""
+    network = plain_module(copy.deepcopy(la.model.model))
+    name = la.model._last_layer_name.removeprefix("_orig_mod.")
+    _remove_its_hook(network.get_submodule(name))
+    return network, name
+
+
+def _closed_form(la: Any, network: nn.Module, name: str) -> LastLayerLaplace:
+    """The posterior for the precision that ``la`` has now."""
+    structure, head = str(_structure(la)), la.model.last_layer
     out_features, in_features = head.weight.shape
     bias = head.bias is not None
     with torch.no_grad():
@@ -269,9 +289,6 @@ def from_laplace(la: Any) -> Posterior:
                 tensors["bias"] = variance[out_features * in_features :]
         else:
             tensors = {"covariance": _full_tensor(la.posterior_covariance, head)}
-    network = plain_module(copy.deepcopy(la.model.model))
-    name = la.model._last_layer_name.removeprefix("_orig_mod.")
-    _remove_its_hook(network.get_submodule(name))
     return LastLayerLaplace(network, name, structure, tensors, likelihood_of(la))
 
 
@@ -292,8 +309,8 @@ def choose_prior_precision(
 ) -> Posterior:
     """Set a fitted laplace-torch object's prior precision by the likelihood of validation data.
 
-    The best of a grid from 1e-4 to 1e4 for the probit. Our closed form for each of them: for a last
-    layer laplace-torch's own search takes fifty times as long to the same end.
+    The best of a grid from 1e-4 to 1e4 for the probit. Of a last layer the network runs once, and
+    each precision takes our closed form; of all layers it runs for each.
 
     Args:
         la: The object, for classification; it is changed.
@@ -316,26 +333,22 @@ def choose_prior_precision(
         )
     if grid_size < 1:
         raise ValueError(f"grid_size = {grid_size}; expected at least one precision")
-    batches = list(labelled(val_loader, progress=progress, description="prior precision"))
+    check_fitted(la)
+    batches = labelled(val_loader, progress=progress, description="prior precision")
+    gaussians = _by_features(la, batches) if _structure(la) else _by_passes(la, batches)
     before = la.prior_precision
 
-    def posterior(precision: float) -> Posterior:
-        la.prior_precision = precision
-        return from_laplace(la)
-
     def loss(precision: float) -> float:
+        la.prior_precision = precision
+        losses = []
         try:
-            candidate, losses = posterior(precision), []
-        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-            return math.inf  # too small for a Hessian that rounding left indefinite
-        device = network_dtype_device(candidate.network)[1]
-        with evaluating(candidate):
-            for number, (x, target) in enumerate(batches):
-                gaussian: Gaussian = candidate(on_device(x, device))
+            for number, (gaussian, target) in enumerate(gaussians()):
                 y = check_target(target, gaussian.mean, "classification", number)
-                zero = torch.zeros(len(x), dtype=torch.float64, device=gaussian.mean.device)
+                zero = torch.zeros(len(y), dtype=torch.float64, device=gaussian.mean.device)
                 p = probit(gaussian, zero)
                 losses.append(nll_loss(p.log(), on_device(y, p.device), reduction="none"))
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            return math.inf  # too small for a Hessian that rounding left indefinite
         mean = float(torch.cat(losses).mean())
         return math.inf if math.isnan(mean) else mean
 
@@ -347,10 +360,43 @@ def choose_prior_precision(
                 "no prior precision from 1e-4 to 1e4 gives finite predictions; look at the "
                 "network's outputs and at the Hessian that la.fit found"
             )
-        return posterior(best)
+        la.prior_precision = best
+        return from_laplace(la)
     except BaseException:
         la.prior_precision = before
         raise
+
+
+_Predictions = Callable[[], Iterator[tuple[Gaussian, Tensor]]]
+
+
+def _by_features(la: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> _Predictions:
+    """What gives the predictions, and the targets, for the precision that ``la`` has then."""
+    network, name = _network_and_head(la)
+    device = network_dtype_device(network)[1]
+    with evaluating(network):
+        kept = [(*_point_and_features(network, name, on_device(x, device)), y) for x, y in batches]
+
+    def gaussians() -> Iterator[tuple[Gaussian, Tensor]]:
+        posterior = _closed_form(la, network, name)
+        for mean, features, target in kept:
+            yield posterior._gaussian(mean, features), target
+
+    return gaussians
+
+
+def _by_passes(la: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> _Predictions:
+    """The same by a pass of the network for each precision."""
+    kept = list(batches)
+
+    def gaussians() -> Iterator[tuple[Gaussian, Tensor]]:
+        posterior = from_laplace(la)
+        device = network_dtype_device(posterior.network)[1]
+        with evaluating(posterior):
+            for x, target in kept:
+                yield posterior(on_device(x, device)), target
+
+    return gaussians
 
 
 def _kron_tensors(precision: Any, bias: bool) -> dict[str, Tensor]:
