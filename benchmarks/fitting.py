@@ -1,4 +1,4 @@
-"""Fit against one bare pass over the same batches; and what it keeps of more of them."""
+"""Fit against one bare pass over the same loader; and what it keeps of more batches."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def run(device: str) -> Iterator[tuple[str, Any]]:
         for dtype in DTYPES[device]:
             network, shape = made(name, device)
             network = network.to(dtype)
-            x = torch.randn(size, *shape, device=device, dtype=dtype)
-            y = torch.arange(size) % 10
-            loader = [(x, y)] * count
+            # As loaders give them.
+            x, y = torch.randn(size, *shape, dtype=dtype), torch.arange(size) % 10
+            loader = [(x.pin_memory() if device == "cuda" else x, y)] * count
 
             def bare(network=network, loader=loader) -> None:
                 for x, _ in loader:
-                    network(x)
+                    network(x.to(device, non_blocking=True))
 
             runs = {"bare pass": bare}
             for residual in ("adaptive", "paper"):

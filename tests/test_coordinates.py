@@ -63,6 +63,32 @@ def test_batches_do_not_matter_and_files_keep_it(strategy: Strategy) -> None:
     assert torch.equal(beyond(again, h), beyond(whole, h))
 
 
+@given(st.integers(0, 2**32 - 1), st.integers(3, 40), st.integers(0, 40), st.integers(1, 40))
+def test_rounding_does_not_choose_axes(seed: int, width: int, still: int, rank: int) -> None:
+    """Units that never varied, and directions that never did, leave the axes nothing to choose."""
+    generator = torch.Generator().manual_seed(seed)
+    root = torch.randn(width, min(rank, width), generator=generator, dtype=torch.float64)
+    dead = torch.randperm(width, generator=generator)[: min(still, width - 1)]
+    root[dead] = 0
+    covariance, means = root @ root.T, torch.zeros(1, width)
+    noise = torch.randn(width, width, generator=generator, dtype=torch.float64)
+    noisy = covariance + 1e-13 * covariance.abs().max() * (noise + noise.T)
+    first, second = (Prototypes(means, c, of="raw") for c in (covariance, noisy))
+    h = torch.randn(50, width, generator=generator)
+    torch.testing.assert_close(first.unit_variance(h), second.unit_variance(h), rtol=1e-5, atol=0)
+    # Whatever the axes are, they whiten.
+    gram = first.axes.double() @ first.axes.double().T
+    shrunk = 0.9 * covariance + 0.1 * covariance.diagonal().mean() * torch.eye(width)
+    torch.testing.assert_close(gram @ shrunk, torch.eye(width).double(), rtol=0, atol=2e-3)
+
+
+def test_units_that_never_varied_are_axes() -> None:
+    covariance = torch.diag(torch.tensor([2.0, 0.0, 1.0, 0.0, 0.0])).double()
+    axes = Prototypes(torch.zeros(1, 5), covariance, of="raw").axes
+    assert ((axes != 0).sum(0) == 1).all()
+    assert ((axes != 0).sum(1) == 1).all()
+
+
 def test_prototypes_by_hand() -> None:
     """Means, covariance and nearest class written out, example by example."""
     y = torch.arange(60) % 3

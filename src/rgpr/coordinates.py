@@ -58,6 +58,8 @@ __all__ = [
 _KEPT = 1 << 26
 # Bytes of reduced batches that wait to be taken in together.
 _TOGETHER = 1 << 22
+# Variances that exceed the least by no more than this share of it count as the least.
+_HARDLY = 1e-3
 # A covariance is formed of so many units at most; of more, the variances alone.
 _WIDEST = 4096
 
@@ -196,8 +198,9 @@ class Prototypes(Coordinates):
         else:
             eye = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
             shrunk = (1 - shrinkage) * covariance + shrinkage * typical * eye
-            values, vectors = torch.linalg.eigh(shrunk)
-            axes = vectors * values.clamp_min(1e-12 * typical).rsqrt() / r
+            least = max(shrinkage, 1e-12) * typical
+            values, vectors = _principal(shrunk, least)
+            axes = vectors * values.clamp_min(least).rsqrt() / r
         dtype = at_least_float32(dtype)
         means = means.to(axes.dtype)
         centers = means * axes if axes.dim() == 1 else means @ axes
@@ -254,6 +257,24 @@ class Prototypes(Coordinates):
         if self.axes.dim() == 2:
             return rows @ self.onto
         return torch.cat([rows * self.axes, rows @ self.onto], 1)
+
+
+def _principal(covariance: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+    """Variances along principal axes, and the axes.
+
+    Directions that hardly varied all have the ``least`` variance, and rounding alone would choose
+    axes among them. They become those that tell the units' numbers apart: of units that never
+    varied, the units themselves.
+    """
+    values, vectors = torch.linalg.eigh(covariance)
+    count = int((values <= (1 + _HARDLY) * least).sum())  # in ascending order
+    if count > 1:
+        among = vectors[:, :count]
+        number = torch.linspace(0, 1, len(values), dtype=values.dtype, device=values.device)
+        apart = torch.linalg.eigh(among.T @ (number[:, None] * among)).eigenvectors
+        vectors = torch.cat([among @ apart, vectors[:, count:]], 1)
+        values = torch.cat([values[:count].mean().expand(count), values[count:]])
+    return values, vectors
 
 
 def reduce(h: Tensor, of: str) -> Tensor:
@@ -367,6 +388,7 @@ class Collector:
         self.rows: Reservoir | None = None
         self.dtype = torch.float32
         self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._bytes = 0
 
     @property
     def needs_classes(self) -> bool:
@@ -421,8 +443,9 @@ class Collector:
             if y is None or not self.needs_classes:
                 y = torch.zeros(len(h), dtype=torch.long, device=h.device)
             self._waiting.append((h, y))
+            self._bytes += h.nbytes
             # Many small batches are taken in as one: on a GPU each would be mostly waiting.
-            if sum(part.nbytes for part, _ in self._waiting) > _TOGETHER:
+            if self._bytes > _TOGETHER:
                 self._settle()
         if self.strategy.offset is not None and not exact:
             if self.rows is None:
@@ -442,7 +465,7 @@ class Collector:
             parts = self._waiting
             h, y = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
             self.classes.update(h, y)
-            self._waiting = []
+            self._waiting, self._bytes = [], 0
 
     def finish(self) -> Coordinates:
         """The map, with its offsets."""

@@ -34,8 +34,9 @@ __all__ = [
 
 # On a GPU, where sorting is mostly waiting, so many times the rows are gathered before it.
 _LAZY = 4
-# Entries of a row that go into its key.
-_KEYED = 1024
+# Words of a row that have a factor of their own each in its key.
+_KEYED = 128
+_ODD = 0x5851F42D4C957F2D
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TARGET_KEYS = ("y", "label", "labels", "target", "targets")
 _INPUT_KEYS = ("x", "input", "inputs", "image", "images", "pixel_values", "features", "data")
@@ -166,7 +167,7 @@ class Reservoir:
         full = bool(self._parts) and len(self._parts[0][0]) == self.size
         if full and not keys.is_cuda:  # where to ask how many are left would mean to wait
             # Once it is full, few rows of a batch get in.
-            chosen = keys < self._parts[0][0][-1]
+            chosen = _mixed(keys) < _mixed(self._parts[0][0][-1])
             keys, rows = keys[chosen], tuple(t[chosen] for t in rows)
         if len(keys):
             self._parts.append((keys, *(t.clone() for t in rows)))
@@ -177,32 +178,45 @@ class Reservoir:
     def _settle(self) -> None:
         if self._waiting:
             merged = [torch.cat(column) for column in zip(*self._parts, strict=True)]
-            kept = merged[0].argsort(stable=True)[: self.size]
+            kept = _mixed(merged[0]).argsort(stable=True)[: self.size]
             self._parts, self._waiting = [tuple(t[kept] for t in merged)], 0
 
 
 def row_keys(x: Tensor) -> Tensor:
-    """A number for each row that is as good as random, and depends on its bits alone."""
-    flat = x.detach().flatten(1)
-    places, factors = _key_of(flat.shape[1], flat.device)
-    if places is not None:
-        flat = flat[:, places]
-    bits = flat.contiguous().view(_INTEGERS[flat.element_size()]).long()
-    keys = (bits * factors).sum(1)
-    # Products with large odd factors have mixed all bits into the leading ones; once more.
-    return (keys ^ ((keys >> 32) & 0xFFFFFFFF)) * 0x5851F42D4C957F2D
+    """A number for each row that depends on its bits alone; :func:`_mixed` makes it random."""
+    words = _words(x.detach().flatten(1))
+    if words.shape[1] > _KEYED:
+        # Sums along both sides of a table tell where a word was: adding is fast.
+        missing = -words.shape[1] % _KEYED
+        padded = nn.functional.pad(words, (0, missing)) if missing else words
+        table = padded.view(len(padded), padded.shape[1] // _KEYED, _KEYED)
+        table = table[:, :: -(-table.shape[1] // _KEYED)]  # of large rows some are enough
+        words = torch.cat([table.sum(1), table.sum(2)], 1)
+    # Round numbers end in zeros, which a product keeps: what is above them counts below, too.
+    words = words ^ (words >> 29)
+    return (words * _factors(words.shape[1], words.device)).sum(1)
+
+
+def _mixed(keys: Tensor) -> Tensor:
+    """As good as random: a product mixes all bits into the leading ones, so once more."""
+    return (keys ^ ((keys >> 32) & 0xFFFFFFFF)) * _ODD
+
+
+def _words(flat: Tensor) -> Tensor:
+    """The bits of rows ``(B, N)`` as numbers of 64 bits, several entries in each where it fits."""
+    size = flat.element_size()
+    if size * flat.shape[1] % 8:
+        return flat.contiguous().view(_INTEGERS[size]).long()
+    flat = flat.contiguous()
+    return (flat.clone() if flat.storage_offset() * size % 8 else flat).view(torch.int64)
 
 
 @lru_cache(maxsize=8)
-def _key_of(width: int, device: torch.device) -> tuple[Tensor | None, Tensor]:
-    """Which entries of a row go into its key, ``None`` for all, and an odd factor for each."""
+def _factors(count: int, device: torch.device) -> Tensor:
+    """Random odd numbers, always the same."""
     generator = torch.Generator().manual_seed(0)
-    count = min(width, _KEYED)
-    factors = torch.randint(-(2**62), 2**62, (count,), generator=generator, device="cpu") * 2 + 1
-    places = None
-    if width > _KEYED:  # so many entries tell rows apart
-        places = torch.linspace(0, width - 1, _KEYED, device="cpu").long().to(device)
-    return places, factors.to(device)
+    factors = torch.randint(-(2**62), 2**62, (count,), generator=generator, device="cpu")
+    return (factors * 2 + 1).to(device)
 
 
 def network_dtype_device(network: nn.Module) -> tuple[torch.dtype | None, torch.device | None]:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import rgpr
 from networks import Task, convolutional, mlp
 from rgpr import noise
-from rgpr.data import Reservoir
+from rgpr.data import Reservoir, row_keys
 from rgpr.metrics import accuracy, confidence, ece, nll
 from rgpr.tuning.budget import largest_weight
 from rgpr.tuning.optimize import Optimum, maximise
@@ -234,6 +234,17 @@ def test_a_reservoir_does_not_see_batches_nor_shards(dtype: torch.dtype) -> None
     for other in (parts, right):
         assert torch.equal(other.items[0], whole.items[0])
         assert other.seen == whole.seen == 500
+
+
+@pytest.mark.parametrize("width", [3, 200, 5000, 100_000])
+def test_keys_are_of_the_bits_and_tell_rows_apart(width: int) -> None:
+    one_hot = torch.eye(min(width, 5000))
+    assert len(row_keys(one_hot).unique()) == len(one_hot)
+    x = torch.randn(50 * width + 1)[1:].view(50, width)  # not where words begin
+    assert x.storage_offset() == 1
+    assert torch.equal(row_keys(x), row_keys(x.clone()))
+    assert torch.equal(row_keys(x)[7:9], row_keys(x[7:9]))
+    assert len(torch.cat([row_keys(x), row_keys(x.flip(1)), row_keys(-x)]).unique()) == 150
 
 
 def test_the_cache_predicts_what_the_model_predicts(model: rgpr.RGPR, digits: Task) -> None:
