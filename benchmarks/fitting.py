@@ -27,8 +27,8 @@ def run(device: str) -> Iterator[tuple[str, Any]]:
             network, shape = made(name, device)
             network = network.to(dtype)
             # As loaders give them.
-            x, y = torch.randn(size, *shape, dtype=dtype), torch.arange(size) % 10
-            loader = [(x.pin_memory() if device == "cuda" else x, y)] * count
+            x, y = torch.randn(count * size, *shape).to(dtype), torch.arange(size) % 10
+            loader = [(part, y) for part in (x.pin_memory() if device == "cuda" else x).split(size)]
 
             def bare(network=network, loader=loader) -> None:
                 for x, _ in loader:

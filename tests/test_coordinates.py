@@ -72,7 +72,9 @@ def test_rounding_does_not_choose_axes(seed: int, width: int, still: int, rank: 
     root[dead] = 0
     covariance, means = root @ root.T, torch.zeros(1, width)
     noise = torch.randn(width, width, generator=generator, dtype=torch.float64)
-    noisy = covariance + 1e-13 * covariance.abs().max() * (noise + noise.T)
+    moved = covariance.diagonal() > 0  # what is always the same is so exactly
+    noise = (noise + noise.T) * moved * moved[:, None]
+    noisy = covariance + 1e-13 * covariance.abs().max() * noise
     first, second = (Prototypes(means, c, of="raw") for c in (covariance, noisy))
     h = torch.randn(50, width, generator=generator)
     torch.testing.assert_close(first.unit_variance(h), second.unit_variance(h), rtol=1e-5, atol=0)
@@ -87,6 +89,8 @@ def test_units_that_never_varied_are_axes() -> None:
     axes = Prototypes(torch.zeros(1, 5), covariance, of="raw").axes
     assert ((axes != 0).sum(0) == 1).all()
     assert ((axes != 0).sum(1) == 1).all()
+    axes = Prototypes(torch.zeros(1, 5), torch.zeros(5, 5), of="raw").axes  # not one that did
+    assert torch.equal(axes != 0, torch.eye(5).bool())
 
 
 def test_prototypes_by_hand() -> None:

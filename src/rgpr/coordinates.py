@@ -58,8 +58,8 @@ __all__ = [
 _KEPT = 1 << 26
 # Bytes of reduced batches that wait to be taken in together.
 _TOGETHER = 1 << 22
-# Variances that exceed the least by no more than this share of it count as the least.
-_HARDLY = 1e-3
+# What float32 leaves of a variance of nothing, next to the largest.
+_ROUNDING = 1e-8
 # A covariance is formed of so many units at most; of more, the variances alone.
 _WIDEST = 4096
 
@@ -260,21 +260,24 @@ class Prototypes(Coordinates):
 
 
 def _principal(covariance: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
-    """Variances along principal axes, and the axes.
+    """Variances along principal axes, and the axes, of a covariance with at least this variance.
 
-    Directions that hardly varied all have the ``least`` variance, and rounding alone would choose
-    axes among them. They become those that tell the units' numbers apart: of units that never
-    varied, the units themselves.
+    Directions that never varied all have the least, and rounding alone would choose axes among
+    them. So units that never did are axes, and other such directions are found from fixed ones.
     """
-    values, vectors = torch.linalg.eigh(covariance)
-    count = int((values <= (1 + _HARDLY) * least).sum())  # in ascending order
-    if count > 1:
-        among = vectors[:, :count]
-        number = torch.linspace(0, 1, len(values), dtype=values.dtype, device=values.device)
-        apart = torch.linalg.eigh(among.T @ (number[:, None] * among)).eigenvectors
-        vectors = torch.cat([among @ apart, vectors[:, count:]], 1)
-        values = torch.cat([values[:count].mean().expand(count), values[count:]])
-    return values, vectors
+    still = covariance.diagonal() <= least * (1 + 1e-10)
+    (live,), (dead,) = (~still).nonzero(as_tuple=True), still.nonzero(as_tuple=True)
+    values, among = torch.linalg.eigh(covariance[live][:, live])
+    count = int((values <= least + _ROUNDING * values.amax()).sum()) if len(live) else 0
+    if count > 1:  # in ascending order
+        generator = torch.Generator().manual_seed(0)
+        fixed = torch.randn(len(live), count, generator=generator, dtype=among.dtype)
+        chosen = torch.linalg.qr(among[:, :count].T @ fixed.to(among.device)).Q
+        among = torch.cat([among[:, :count] @ chosen, among[:, count:]], 1)
+    axes = torch.zeros_like(covariance)
+    axes[dead, torch.arange(len(dead), device=dead.device)] = 1
+    axes[live, len(dead) :] = among
+    return torch.cat([least.expand(len(dead)), values]), axes
 
 
 def reduce(h: Tensor, of: str) -> Tensor:
