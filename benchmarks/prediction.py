@@ -133,4 +133,5 @@ def closed_form(classes: int, features: int, device: str) -> dict[str, Any]:
         rounds=5,
         device=device,
         seconds=1,
+        long=[calls],
     )

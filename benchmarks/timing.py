@@ -6,7 +6,7 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -15,8 +15,6 @@ import torch
 _LEAST = 0.03
 # What takes longer than this is measured once a round, without a call before it.
 _SLOW = 1.0
-# What takes longer than this does so by itself: no compiler is at work.
-_VERY_SLOW = 60.0
 
 
 def race(
@@ -26,6 +24,7 @@ def race(
     device: str = "cpu",
     seconds: float = 20.0,
     memory: bool = True,
+    long: Collection[str] = (),
 ) -> dict[str, Any]:
     """Medians of each in alternating rounds; where calls are short, one more before each.
 
@@ -35,6 +34,7 @@ def race(
         device: Whose work to wait for, and whose memory to watch.
         seconds: No new round begins after so long.
         memory: Whether to watch it; CUDA graphs have theirs from before.
+        long: Names of what takes minutes, and is called once before the rounds.
 
     Returns:
         For each name ``seconds``, ``spread`` (interquartile range over the median), ``ratio`` (the
@@ -59,20 +59,13 @@ def race(
 
     repeats, peaks, slow = {}, {}, set()
     for name, run in contestants.items():
-        # The first call may wait for compilers: another one tells.
-        taken, _ = measure(run, 1)
-        peaks[name] = 0
-        if taken <= _VERY_SLOW:
-            started = time.perf_counter()
-            if cuda:
-                peaks[name] = _memory(run)
-            else:
-                run()
-            taken = time.perf_counter() - started
-        if taken > _SLOW:
+        # The first call may wait for compilers: another one tells how long it takes.
+        peaks[name] = _memory(run) if cuda else run()
+        if name in long or measure(run, 1)[0] > _SLOW:
             repeats[name] = 1
             slow.add(name)
             continue
+        peaks[name] = _memory(run) if cuda else None
         # The shortest of three: one that is interrupted would look slow, and be called once.
         shortest = min(measure(run, 1)[0] for _ in range(3))
         repeats[name] = max(1, math.ceil(_LEAST / max(shortest, 1e-7)))

@@ -63,8 +63,16 @@ def test_batches_do_not_matter_and_files_keep_it(strategy: Strategy) -> None:
     assert torch.equal(beyond(again, h), beyond(whole, h))
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(3, 40), st.integers(0, 40), st.integers(1, 40))
-def test_rounding_does_not_choose_axes(seed: int, width: int, still: int, rank: int) -> None:
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(3, 40),
+    st.integers(0, 40),
+    st.integers(1, 40),
+    st.sampled_from([0.01, 0.1, 1.0]),
+)
+def test_rounding_does_not_choose_axes(
+    seed: int, width: int, still: int, rank: int, shrinkage: float
+) -> None:
     """Units that never varied, and directions that never did, leave the axes nothing to choose."""
     generator = torch.Generator().manual_seed(seed)
     root = torch.randn(width, min(rank, width), generator=generator, dtype=torch.float64)
@@ -75,20 +83,39 @@ def test_rounding_does_not_choose_axes(seed: int, width: int, still: int, rank: 
     moved = covariance.diagonal() > 0  # what is always the same is so exactly
     noise = (noise + noise.T) * moved * moved[:, None]
     noisy = covariance + 1e-13 * covariance.abs().max() * noise
-    first, second = (Prototypes(means, c, of="raw") for c in (covariance, noisy))
+    first, second = (
+        Prototypes(means, c, of="raw", shrinkage=shrinkage) for c in (covariance, noisy)
+    )
     h = torch.randn(50, width, generator=generator)
     torch.testing.assert_close(first.unit_variance(h), second.unit_variance(h), rtol=1e-5, atol=0)
     # Whatever the axes are, they whiten.
     gram = first.axes.double() @ first.axes.double().T
-    shrunk = 0.9 * covariance + 0.1 * covariance.diagonal().mean() * torch.eye(width)
-    torch.testing.assert_close(gram @ shrunk, torch.eye(width).double(), rtol=0, atol=2e-3)
+    eye = torch.eye(width).double()
+    shrunk = (1 - shrinkage) * covariance + shrinkage * covariance.diagonal().mean() * eye
+    torch.testing.assert_close(gram @ shrunk, eye, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("shrinkage", [0.0, 1e-9, 1e-6])
+def test_small_variances_are_whitened_too(shrinkage: float) -> None:
+    spread = torch.tensor([1.0, 1.0, 1.0, 5e-5, 1e-5, 3e-6], dtype=torch.float64)
+    basis = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64)).Q
+    covariance = basis * spread.square() @ basis.T
+    means = torch.zeros(1, 6)
+    axes = Prototypes(means, covariance, of="raw", shrinkage=shrinkage, dtype=torch.float64).axes
+    eye = torch.eye(6).double()
+    shrunk = (1 - shrinkage) * covariance + shrinkage * covariance.diagonal().mean() * eye
+    torch.testing.assert_close(axes.T @ shrunk @ axes, eye, rtol=0, atol=1e-3)
 
 
 def test_units_that_never_varied_are_axes() -> None:
-    covariance = torch.diag(torch.tensor([2.0, 0.0, 1.0, 0.0, 0.0])).double()
-    axes = Prototypes(torch.zeros(1, 5), covariance, of="raw").axes
-    assert ((axes != 0).sum(0) == 1).all()
-    assert ((axes != 0).sum(1) == 1).all()
+    covariance = torch.zeros(6, 6).double()
+    covariance[::2, ::2] = torch.tensor([[2.0, 1.0, 0.5], [1.0, 3.0, 1.0], [0.5, 1.0, 1.0]])
+    covariance[0, 4] = covariance[4, 0] = 0.0
+    axes = Prototypes(torch.zeros(1, 6), covariance, of="raw").axes
+    for unit in (1, 3, 5):
+        (own,) = axes[unit].nonzero(as_tuple=True)
+        assert len(own) == 1
+        assert int((axes[:, own] != 0).sum()) == 1
     axes = Prototypes(torch.zeros(1, 5), torch.zeros(5, 5), of="raw").axes  # not one that did
     assert torch.equal(axes != 0, torch.eye(5).bool())
 

@@ -58,8 +58,6 @@ __all__ = [
 _KEPT = 1 << 26
 # Bytes of reduced batches that wait to be taken in together.
 _TOGETHER = 1 << 22
-# What float32 leaves of a variance of nothing, next to the largest.
-_ROUNDING = 1e-8
 # A covariance is formed of so many units at most; of more, the variances alone.
 _WIDEST = 4096
 
@@ -196,11 +194,8 @@ class Prototypes(Coordinates):
             values = (1 - shrinkage) * covariance + shrinkage * typical
             axes = values.clamp_min(1e-12 * typical).rsqrt() / r
         else:
-            eye = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
-            shrunk = (1 - shrinkage) * covariance + shrinkage * typical * eye
-            least = max(shrinkage, 1e-12) * typical
-            values, vectors = _principal(shrunk, least)
-            axes = vectors * values.clamp_min(least).rsqrt() / r
+            values, vectors = _principal(covariance, shrinkage, typical)
+            axes = vectors * values.rsqrt() / r
         dtype = at_least_float32(dtype)
         means = means.to(axes.dtype)
         centers = means * axes if axes.dim() == 1 else means @ axes
@@ -259,20 +254,27 @@ class Prototypes(Coordinates):
         return torch.cat([rows * self.axes, rows @ self.onto], 1)
 
 
-def _principal(covariance: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
-    """Variances along principal axes, and the axes, of a covariance with at least this variance.
+def _principal(covariance: Tensor, shrinkage: float, typical: Tensor) -> tuple[Tensor, Tensor]:
+    """Variances along principal axes, after shrinkage, and the axes.
 
-    Directions that never varied all have the least, and rounding alone would choose axes among
-    them. So units that never did are axes, and other such directions are found from fixed ones.
+    Directions that never varied all end with the same variance, and rounding alone would choose
+    axes among them. So units that never did are axes, and other such directions are found from
+    fixed ones.
     """
-    still = covariance.diagonal() <= least * (1 + 1e-10)
+    least = max(shrinkage, 1e-12) * typical
+    still = covariance.diagonal() <= 1e-12 * least
     (live,), (dead,) = (~still).nonzero(as_tuple=True), still.nonzero(as_tuple=True)
     values, among = torch.linalg.eigh(covariance[live][:, live])
-    count = int((values <= least + _ROUNDING * values.amax()).sum()) if len(live) else 0
-    if count > 1:  # in ascending order
+    values = ((1 - shrinkage) * values + shrinkage * typical).clamp_min(least)
+    count = int((values <= least * (1 + 1e-6)).sum())  # in ascending order
+    if count == len(live):
+        among = torch.eye(count, dtype=among.dtype, device=among.device)
+    elif count > 1:
         generator = torch.Generator().manual_seed(0)
-        fixed = torch.randn(len(live), count, generator=generator, dtype=among.dtype)
-        chosen = torch.linalg.qr(among[:, :count].T @ fixed.to(among.device)).Q
+        fixed = torch.randn(
+            len(live), count, generator=generator, dtype=among.dtype, device="cpu"
+        ).to(among.device)
+        chosen = torch.linalg.qr(among[:, :count].T @ fixed).Q
         among = torch.cat([among[:, :count] @ chosen, among[:, count:]], 1)
     axes = torch.zeros_like(covariance)
     axes[dead, torch.arange(len(dead), device=dead.device)] = 1

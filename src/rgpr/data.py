@@ -130,7 +130,7 @@ class Reservoir:
 
     Every row has a key made from the bits of its input, as good as random; those with the smallest
     keys are kept. So neither the size nor the order of batches matters, nor which of several
-    processes saw a row.
+    processes saw a row; only among rows whose inputs are the same the first are taken.
 
     Args:
         size: The most rows that are kept.
@@ -190,7 +190,6 @@ def row_keys(x: Tensor) -> Tensor:
         missing = -words.shape[1] % _KEYED
         padded = nn.functional.pad(words, (0, missing)) if missing else words
         table = padded.view(len(padded), padded.shape[1] // _KEYED, _KEYED)
-        table = table[:, :: -(-table.shape[1] // _KEYED)]  # of large rows some are enough
         words = torch.cat([table.sum(1), table.sum(2)], 1)
     # Round numbers end in zeros, which a product keeps: what is above them counts below, too.
     words = words ^ (words >> 29)
@@ -207,8 +206,10 @@ def _words(flat: Tensor) -> Tensor:
     size = flat.element_size()
     if size * flat.shape[1] % 8:
         return flat.contiguous().view(_INTEGERS[size]).long()
-    flat = flat.contiguous()
-    return (flat.clone() if flat.storage_offset() * size % 8 else flat).view(torch.int64)
+    # In one line: a single row may have any stride and count as contiguous.
+    line = flat.contiguous().view(-1)
+    line = line.clone() if line.storage_offset() * size % 8 else line
+    return line.view(torch.int64).view(len(flat), size * flat.shape[1] // 8)
 
 
 @lru_cache(maxsize=8)

@@ -85,6 +85,16 @@ def test_for_a_last_layer_the_network_runs_once() -> None:
     assert len(calls) == 2
 
 
+def test_autocast_leaves_the_variances_their_digits() -> None:
+    la, x = fitted(mlp())
+    loader = [(x, blobs()[1])]
+    plain = choose_prior_precision(la, loader, grid_size=3, progress=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        posterior = choose_prior_precision(la, loader, grid_size=3, progress=False)
+    assert posterior.marginal.dtype == torch.float32
+    assert torch.equal(posterior.marginal, plain.marginal)
+
+
 def test_the_prior_precision_of_all_layers() -> None:
     la, x = fitted(mlp(), subset="all", structure="diag")
     loader = [(x, blobs()[1])]

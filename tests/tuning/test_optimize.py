@@ -28,15 +28,29 @@ def test_the_way_to_an_optimum_does_not_show(at: float) -> None:
 
 
 def test_what_ends_at_a_bound_stays_there() -> None:
-    best = maximise(lambda z: [z.sum()], [torch.zeros_like(BOUND)], -BOUND, BOUND, switchable=0)
-    assert torch.equal(best.z, BOUND)
+    def slope(z: Tensor) -> Iterator[Tensor]:
+        yield -(z[0] - 1).square() + 5 * z[1] - z[2]
+
+    best = maximise(slope, [torch.zeros_like(BOUND)], -BOUND, BOUND, switchable=0)
+    assert best.z.tolist() == pytest.approx([1, 10, -10], abs=1e-9)
+    assert best.converged
+
+
+def test_a_scale_on_its_way_to_zero_leaves_the_others_their_digits() -> None:
+    def tail(z: Tensor) -> Iterator[Tensor]:
+        yield -(z[0] - 1).cosh() - 0.3 * (z[0] + z[1]).cosh() - 1e-6 * z[2].exp()
+
+    for at in (-1.0, 0.3, 2.0):
+        best = maximise(tail, [torch.full_like(BOUND, at)], -BOUND, BOUND, switchable=0)
+        assert best.z[:2].tolist() == pytest.approx([1, -1], abs=1e-8)
 
 
 def test_no_step_makes_it_worse() -> None:
-    def rough(z: Tensor) -> Iterator[Tensor]:
-        yield -(z.square() + 1e-3 * (1e4 * z).sin()).sum()
+    """Second derivatives that hold for an instant only, and lead away from the optimum."""
 
-    start = torch.full_like(BOUND, 0.3)
-    best = maximise(rough, [start], -BOUND, BOUND, switchable=0)
-    assert best.value == pytest.approx(float(sum(rough(best.z))))
-    assert best.value >= max(best.history) - 1e-9
+    def rough(z: Tensor) -> Iterator[Tensor]:
+        yield -(z.square() + 1e-9 * (2e4 * z).sin()).sum()
+
+    best = maximise(rough, [torch.full_like(BOUND, 0.3)], -BOUND, BOUND, switchable=0)
+    assert best.value == pytest.approx(float(sum(rough(best.z))), abs=1e-15)
+    assert best.value >= max(best.history) - 1e-11

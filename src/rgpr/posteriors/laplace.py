@@ -87,7 +87,8 @@ class LastLayerLaplace(Posterior):
 
     def _derive(self) -> None:
         """The diagonal of V directly: one product instead of two."""
-        marginal = self.spectrum @ self.out_basis.square().T
+        with full_precision(self.spectrum):
+            marginal = self.spectrum @ self.out_basis.square().T
         self.register_buffer("marginal", marginal, persistent=False)
         bias = self.bias_root.double().square().sum(1) if self._has_bias else None
         self.register_buffer("marginal_bias", bias, persistent=False)
@@ -374,8 +375,11 @@ def _by_features(la: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> _Predicti
     """What gives the predictions, and the targets, for the precision that ``la`` has then."""
     network, name = _network_and_head(la)
     device = network_dtype_device(network)[1]
+    kept: list[tuple[Tensor, Tensor, Tensor]] = []
     with evaluating(network):
-        kept = [(*_point_and_features(network, name, on_device(x, device)), y) for x, y in batches]
+        for x, y in batches:
+            mean, features = _point_and_features(network, name, on_device(x, device))
+            kept.append((mean.clone(), features.clone(), y))  # or all activations stay with them
 
     def gaussians() -> Iterator[tuple[Gaussian, Tensor]]:
         posterior = _closed_form(la, network, name)

@@ -146,7 +146,8 @@ def _differentiated(
             part.backward(retain_graph=True)  # type: ignore[no-untyped-call]
             total += float(part.detach())
     assert z.grad is not None
-    return total, z.grad
+    across = ((z <= low) & (z.grad < 0)) | ((z >= high) & (z.grad > 0))
+    return total, z.grad.masked_fill(across, 0)
 
 
 def _polished(
@@ -158,7 +159,9 @@ def _polished(
         return best
 
     def gradient(z: Tensor) -> Tensor:
-        return _differentiated(objective, z, low, high)[1][free]
+        value, found = _differentiated(objective, z, low, high)
+        _log(history, value)
+        return found[free]
 
     steps = _STEP * torch.eye(len(best.z), dtype=best.z.dtype, device=best.z.device)[free]
     rows = [(gradient(best.z + step) - gradient(best.z - step)) / (2 * _STEP) for step in steps]
@@ -170,12 +173,11 @@ def _polished(
     values, vectors = values[curved], vectors[:, curved]
     z = best.z.clone()
     for _ in range(3):
-        step = -vectors @ ((vectors.T @ gradient(z)) / values)
-        if not float(step.abs().max()) < _LONGEST:
-            return best
-        z[free] += step
+        along = (vectors.T @ gradient(z)) / values
+        # What still has far to go, a scale on its way to zero say, has no optimum near.
+        z[free] -= vectors @ torch.where(along.abs() < _LONGEST, along, 0.0)
         z = z.clamp(low, high)
     value, ascent = _differentiated(objective, z, low, high)
-    if not value >= best.value - 1e-12 * (1 + abs(best.value)):
+    if not value >= best.value - 1e-12 * (1 + abs(best.value)):  # no worse but for rounding
         return best
     return Optimum(z, _log(history, value), float(ascent.abs().max()))
