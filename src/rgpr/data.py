@@ -130,7 +130,7 @@ class Reservoir:
 
     Every row has a key made from the bits of its input, as good as random; those with the smallest
     keys are kept. So neither the size nor the order of batches matters, nor which of several
-    processes saw a row; only among rows whose inputs are the same the first are taken.
+    processes saw a row; only of rows with the same key, as equal inputs have, the first are taken.
 
     Args:
         size: The most rows that are kept.

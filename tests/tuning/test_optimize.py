@@ -11,6 +11,24 @@ from rgpr.tuning.optimize import maximise
 BOUND = torch.full((3,), 10.0, dtype=torch.float64)
 
 
+def test_the_search_finds_the_top_of_a_hill_it_does_not_start_on() -> None:
+    """Flat where it starts; one of several starts sees the slope."""
+    top = torch.tensor([2.0, -1.0]).double()
+
+    def objective(z: Tensor) -> list[Tensor]:
+        return [torch.exp(-(z - top).square().sum() / 4)]
+
+    start, bound = torch.full((2,), -22.0).double(), torch.full((2,), 23.0).double()
+    stuck = maximise(objective, [start], -bound, bound, switchable=0)
+    assert stuck.value < 1e-6
+    found = maximise(objective, [start, 0 * start], -bound, bound, switchable=2)
+    torch.testing.assert_close(found.z, top, atol=1e-3, rtol=0)
+    assert found.converged
+    assert found.history[-1] == pytest.approx(1.0, abs=1e-6)
+    hurried = maximise(objective, [0 * start], -bound, bound, switchable=0, iterations=1)
+    assert not hurried.converged
+
+
 def hill(z: Tensor) -> Iterator[Tensor]:
     """Narrow along one direction, wide along another, flat along the last; largest at (1, -2)."""
     yield -100 * ((z[0] - 1) + 0.3 * (z[1] + 2)).cosh()
@@ -45,12 +63,25 @@ def test_a_scale_on_its_way_to_zero_leaves_the_others_their_digits() -> None:
         assert best.z[:2].tolist() == pytest.approx([1, -1], abs=1e-8)
 
 
+def test_a_step_too_long_leaves_the_others_their_digits() -> None:
+    """So little slope that the climb leaves it be, and Newton's method leaps across its top."""
+
+    def slope(z: Tensor) -> Iterator[Tensor]:
+        yield -(z[0] - 1).cosh() - 0.3 * (z[0] + z[1]).cosh() - 5e-8 * (1 + z[2].square()).sqrt()
+
+    for at in (-1.0, 0.3, 2.0):
+        start = torch.tensor([at, at, 2.0], dtype=torch.float64)
+        best = maximise(slope, [start], -BOUND, BOUND, switchable=0)
+        assert best.z[:2].tolist() == pytest.approx([1, -1], abs=1e-8)
+
+
 def test_no_step_makes_it_worse() -> None:
-    """Second derivatives that hold for an instant only, and lead away from the optimum."""
+    """At an edge there is no second derivative, and Newton's method goes to and fro across it."""
 
-    def rough(z: Tensor) -> Iterator[Tensor]:
-        yield -(z.square() + 1e-9 * (2e4 * z).sin()).sum()
+    def edge(z: Tensor) -> Iterator[Tensor]:
+        yield -1e-4 * (z - 1).abs().sum()
 
-    best = maximise(rough, [torch.full_like(BOUND, 0.3)], -BOUND, BOUND, switchable=0)
-    assert best.value == pytest.approx(float(sum(rough(best.z))), abs=1e-15)
-    assert best.value >= max(best.history) - 1e-11
+    for at in (0.3, 0.99999, 1.00002, 2.0):
+        best = maximise(edge, [torch.full_like(BOUND, at)], -BOUND, BOUND, switchable=0)
+        assert best.value == pytest.approx(float(sum(edge(best.z))), abs=1e-15)
+        assert best.value >= max(best.history) - 1e-11

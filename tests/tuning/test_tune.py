@@ -20,7 +20,7 @@ from rgpr import noise
 from rgpr.data import Reservoir, row_keys
 from rgpr.metrics import accuracy, confidence, ece, nll
 from rgpr.tuning.budget import largest_weight
-from rgpr.tuning.optimize import Optimum, maximise
+from rgpr.tuning.optimize import Optimum
 from rgpr.tuning.outputs import Outputs, Parameters
 
 quiet = pytest.mark.filterwarnings("ignore:sigma2")
@@ -425,24 +425,6 @@ def test_a_network_that_overflows_is_named() -> None:
     model = rgpr.RGPR(mlp()).fit([x])
     with pytest.raises(ValueError, match="outliers: the network overflows on batch 1"):
         model.tune([(x, torch.zeros(30).long())], "ood", ood=[x, 3e38 * torch.ones(2, 4)])
-
-
-def test_the_search_finds_the_top_of_a_hill_it_does_not_start_on() -> None:
-    """Flat where it starts; one of several starts sees the slope."""
-    top = torch.tensor([2.0, -1.0]).double()
-
-    def objective(z: Tensor) -> list[Tensor]:
-        return [torch.exp(-(z - top).square().sum() / 4)]
-
-    start, bound = torch.full((2,), -22.0).double(), torch.full((2,), 23.0).double()
-    stuck = maximise(objective, [start], -bound, bound, switchable=0)
-    assert stuck.value < 1e-6
-    found = maximise(objective, [start, 0 * start], -bound, bound, switchable=2)
-    torch.testing.assert_close(found.z, top, atol=1e-3, rtol=0)
-    assert found.converged
-    assert found.history[-1] == pytest.approx(1.0, abs=1e-6)
-    hurried = maximise(objective, [0 * start], -bound, bound, switchable=0, iterations=1)
-    assert not hurried.converged
 
 
 def test_the_largest_weight_by_hand() -> None:
