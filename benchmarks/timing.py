@@ -45,17 +45,22 @@ def race(
     cuda = torch.device(device).type == "cuda"
 
     def measure(run: Callable[[], Any], times: int, warm: bool = False) -> tuple[float, float]:
-        if warm:  # caches hold what another one left
-            run()
         if cuda:
             torch.cuda.synchronize()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        if warm:  # caches hold what another one left, and a GPU would wait for the first kernel
+            run()
+        if cuda:
+            begin.record()
         started = time.perf_counter()
         for _ in range(times):
             run()
-        returned = time.perf_counter()
+        returned = finished = time.perf_counter()
         if cuda:
-            torch.cuda.synchronize()
-        return (time.perf_counter() - started) / times, (returned - started) / times
+            end.record()
+            end.synchronize()
+            finished = started + begin.elapsed_time(end) / 1e3
+        return (finished - started) / times, (returned - started) / times
 
     repeats, peaks, slow = {}, {}, set()
     for name, run in contestants.items():

@@ -12,14 +12,21 @@ from triton.compiler import ASTSource
 from rgpr import triton_kernels as kernels
 
 
-def build(kernel: Any, *types: str, **constants: Any) -> None:
+def build(kernel: Any, *types: str, more_than_one: str = "", **constants: Any) -> None:
     names = kernel.arg_names
-    signature = dict(zip(names, (*types, *["constexpr"] * len(constants)), strict=True))
-    fixed = {(names.index(name),): value for name, value in constants.items()}
+    values = dict(zip(names, (*types, *["constexpr"] * len(constants)), strict=True))
+    compile_one(kernel, values, constants)
+    # Triton makes constants of sizes that are one.
+    ones = {name: 1 for name, kind in values.items() if kind == "i32" and name != more_than_one}
+    compile_one(kernel, values | dict.fromkeys(ones, "constexpr"), ones | constants)
+
+
+def compile_one(kernel: Any, signature: dict[str, str], constants: dict[str, Any]) -> None:
+    fixed = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=kernel, signature=signature, constexprs=fixed)
     binary = triton.compile(source, target=GPUTarget("cuda", int(sys.argv[1]), 32))
     assert binary.asm["cubin"]
-    print("compiled", kernel.__name__, types)
+    print("compiled", kernel.__name__, signature)
 
 
 def main() -> None:
@@ -41,7 +48,7 @@ def main() -> None:
             )  # fmt: skip
         build(
             kernels._probit, dtype, wide, wide, wide, wide, wide, dtype, "fp32", "i32", "i32",
-            CALIBRATED=True, CLASSES=16, LAYERS=4,
+            more_than_one="classes", CALIBRATED=True, CLASSES=16, LAYERS=4,
         )  # fmt: skip
     for own in ("*fp32", wide):
         build(kernels._peak_out, own, own, own, "i32", BLOCK=512)
@@ -51,8 +58,13 @@ def main() -> None:
     for classes, aligned in ((16, True), (64, False)):
         build(
             kernels._packed_mean_cubes, "*fp32", "*fp32", "*i64", wide, "*fp32", "i32", "i32",
-            OFFSET=True, CLASSES=classes, ALIGNED=aligned,
-            ROWS=16, COLUMNS=64, STEP=32, PEAK=256,
+            OFFSET=True, CLASSES=classes, ALIGNED=aligned, PRECISION="tf32",
+            ROWS=64, COLUMNS=32, STEP=32,
+        )  # fmt: skip
+    for dtype in ("*fp32", "*bf16", "*fp16"):
+        build(
+            kernels._weighted_squares, dtype, "*fp32", "*fp32", wide, "i32", "i32", "i32", "i32",
+            CLASSES=16, PRECISION="tf32", ROWS=64, COLUMNS=32, STEP=32,
         )  # fmt: skip
     build(kernels._summed_up, wide, "*fp32", "*i64", wide, "i32", "i32", ROWS=128)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import rgpr
 from networks import blobs, laplace_over_blobs, mlp
 from rgpr import fused
-from rgpr.packed import Packed, Parts
+from rgpr.packed import Packed, Parts, in_blocks
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
@@ -112,7 +112,7 @@ def packed(prototypes: list[tuple[Tensor, Tensor, Tensor | None]]) -> Packed:
 @settings(max_examples=25)
 @given(
     seeds,
-    st.integers(0, 40),
+    st.integers(0, 90),
     st.lists(
         st.tuples(st.integers(1, 150), st.integers(1, 64), st.booleans()), min_size=1, max_size=3
     ),
@@ -137,14 +137,41 @@ def test_packed_mean_cubes(
         u = cubes.clamp_min(0).pow(3).mean(2) / 3
         expected.append((u, apart))
     ours = packed(prototypes)
-    together = torch.cat([hs[index] for index in ours.layers], 1)
-    found = operations.packed_mean_cubes(together, *ours.arguments)
+    found = operations.packed_mean_cubes([hs[index] for index in ours.layers], *ours.arguments)
     assert found.shape == (rows, len(layers))
     for index, column in zip(ours.layers, found.unbind(1), strict=True):
         u, apart = expected[index]
         off = (u - column[:, None]).abs() > 1e-5 * u + 1e-9
         near = apart <= apart.amin(1, keepdim=True) * (1 + 1e-5)
         assert not (off | ~near).all(1).any()
+
+
+@settings(max_examples=25)
+@given(
+    seeds,
+    st.integers(0, 90),
+    st.integers(1, 150),
+    st.integers(1, 64),
+    st.sampled_from(DTYPES[:3]),
+    st.sampled_from([1.0, 1e8]),
+)
+def test_weighted_squares(
+    operations: ModuleType,
+    seed: int,
+    rows: int,
+    n: int,
+    classes: int,
+    dtype: torch.dtype,
+    size: float,
+) -> None:
+    if operations is fused:
+        pytest.skip("a kernel alone does this")
+    size = 1.0 if dtype == torch.float16 else size
+    h = (size * drawn(seed, rows, n)).to(dtype)
+    basis, weights = torch.linalg.qr(drawn(seed + 1, n, n)).Q, drawn(seed + 2, n, classes).exp()
+    found = operations.weighted_squares(h, in_blocks(basis), weights).sum(0)
+    reference = (h.double() @ basis.double()).square() @ weights.double()
+    torch.testing.assert_close(found, reference, rtol=1e-5, atol=0)
 
 
 def test_packed_values_that_are_not_finite_or_huge_stay_in_their_rows(by_kernels: None) -> None:
@@ -437,7 +464,7 @@ def test_kernels_compile_for_gpus(operations: ModuleType, capability: int) -> No
         [sys.executable, script, str(capability)], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("compiled") == 26
+    assert done.stdout.count("compiled") == 58
 
 
 @pytest.mark.parametrize("layers", ["input", "auto"])

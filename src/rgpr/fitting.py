@@ -36,7 +36,7 @@ __all__ = ["fit"]
 _UNTUNED_VARIANCE = 0.1
 _PROBE = 256
 # Batches between looks at their values on a GPU, which has to wait for each.
-_LOOK = 32
+_LOOK = 64
 
 
 def fit(
@@ -117,10 +117,11 @@ def _pass(
                 collectors = [Collector(strategy) for strategy in _strategies(recipe, layers)]
                 shape = x.shape[1:]
             consume(0, x)
-            probe.add(batch)  # where it came from: a loader's rows are looked at without a GPU
-            largest = max(largest, len(x))
             with capture(network, layers, consume):
                 output = network(x.clone())  # it may change its input in place
+            # A loader's rows are looked at where they are, while a GPU is at work.
+            probe.add(batch)
+            largest = max(largest, len(x))
             if probe.seen == len(x) and likelihood == "classification":
                 check_logits(output)
             if waiting:

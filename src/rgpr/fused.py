@@ -1,8 +1,8 @@
 r"""The residual's arithmetic, reading each representation once.
 
-Seven small operations carry all of it. On a GPU, outside of autograd and ``torch.compile``, each
+Eight small operations carry all of it. On a GPU, outside of autograd and ``torch.compile``, each
 is a Triton kernel (:mod:`rgpr.triton_kernels`); everywhere else it is plain torch, which
-``torch.compile`` and exporters fuse by themselves, and nothing is packed. Two of them stay kernels
+``torch.compile`` and exporters fuse by themselves, and nothing is packed. Some of them stay kernels
 in the graph of :meth:`rgpr.RGPR.compile` (:mod:`rgpr.operators`). Inputs may be float32, bfloat16,
 float16 or float64, contiguous or channels-last; cubes are summed in float64, which no float32 value
 can overflow.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -36,6 +36,7 @@ __all__ = [
     "peak_out",
     "pooled",
     "takes_packed",
+    "weighted_squares",
 ]
 
 # Numbers that a CPU works on at a time: what fits its cache need not go through memory again.
@@ -154,19 +155,35 @@ def few_rows(x: Tensor) -> bool:
     return len(x) <= _FEW_ROWS
 
 
-def packed_mean_cubes(rows: Tensor, *arguments: Any) -> Tensor:
+def packed_mean_cubes(rows: Sequence[Tensor], *arguments: Any) -> Tensor:
     """:func:`nearest_mean_cubes` of ``L`` representations at once, ``(B, L)`` in float64.
 
     By a kernel alone, see :func:`takes_packed`.
 
     Args:
-        rows: ``(B, N)`` in float32: the units of all representations side by side, not yet in the
-            coordinates of the centers.
+        rows: Of each representation ``(B, N)`` in float32, not yet in the coordinates of the
+            centers.
         arguments: Those of :class:`rgpr.packed.Packed`.
     """
     # Whatever other threads do: that it is possible was found when the pass began.
-    found: Tensor = (_operators(rows) or _triton(rows.device)).packed_mean_cubes(rows, *arguments)
+    kernels = _operators(rows[0]) or _triton(rows[0].device)
+    found: Tensor = kernels.packed_mean_cubes(rows, *arguments)
     return found
+
+
+def weighted_squares(rows: Tensor, basis: Tensor, weights: Tensor) -> Tensor:
+    r""":math:`\sum_a w_{ac} (Q^\top h)_a^2` of rows :math:`h`, ``(B, C)`` in float64.
+
+    By a kernel alone, see :func:`takes_packed`.
+
+    Args:
+        rows: ``(B, N)``, in any dtype up to float32.
+        basis: :math:`Q`, ``(N, N)`` by :func:`rgpr.packed.in_blocks`.
+        weights: :math:`w`, ``(N, C)`` in float32.
+    """
+    kernels = _operators(rows) or _triton(rows.device)
+    found: Tensor = kernels.weighted_squares(rows, basis, weights)
+    return found.sum(0)
 
 
 def fused_probit(
@@ -260,7 +277,7 @@ def kernels_in_graphs(x: Tensor) -> Iterator[bool]:
     """Graphs that are traced inside call kernels as they are, if there are any: whether they do.
 
     For graphs that stay on this machine and need no gradients. Code that torch.compile makes of a
-    mean over positions, together with the layer before it, takes longer than both apart.
+    mean over positions, together with the layer before it, may take twice as long as both apart.
     """
     if torch.is_grad_enabled() or not _on_gpu(x) or _triton(x.device) is None:
         yield False

@@ -14,7 +14,7 @@ from torch import Tensor
 from . import triton_kernels
 from .hooks import at_least_float32
 
-__all__ = ["packed_mean_cubes", "pooled"]
+__all__ = ["packed_mean_cubes", "pooled", "weighted_squares"]
 
 
 def _operator(kernel: Callable[..., Tensor], schema: str, like: Callable[..., Tensor]) -> Any:
@@ -32,14 +32,26 @@ def _like_pooled(h: Tensor) -> Tensor:
     return h.new_empty(h.shape[0], channels, dtype=at_least_float32(h.dtype))
 
 
-def _like_packed(rows: Tensor, numbers: Tensor, table: Tensor, spans: Tensor, *_: int) -> Tensor:
-    return rows.new_empty(rows.shape[0], spans.shape[0] - 1, dtype=torch.float64)
+def _like_packed(
+    rows: list[Tensor], numbers: Tensor, table: Tensor, spans: Tensor, *_: int
+) -> Tensor:
+    return numbers.new_empty(rows[0].shape[0], spans.shape[0] - 1, dtype=torch.float64)
+
+
+def _like_squares(rows: Tensor, basis: Tensor, weights: Tensor) -> Tensor:
+    shape = basis.shape[0], rows.shape[0], weights.shape[1]
+    return rows.new_empty(shape, dtype=torch.float64)
 
 
 pooled = _operator(triton_kernels.pooled, "(Tensor h) -> Tensor", _like_pooled)
 packed_mean_cubes = _operator(
     triton_kernels.packed_mean_cubes,
-    "(Tensor rows, Tensor numbers, Tensor table, Tensor spans, int classes, bool offsets,"
+    "(Tensor[] rows, Tensor numbers, Tensor table, Tensor spans, int classes, bool offsets,"
     " bool aligned) -> Tensor",
     _like_packed,
+)
+weighted_squares = _operator(
+    triton_kernels.weighted_squares,
+    "(Tensor rows, Tensor basis, Tensor weights) -> Tensor",
+    _like_squares,
 )

@@ -1,7 +1,8 @@
-"""Prototypes of several representations in one piece of memory, for one kernel to read.
+"""Matrices as kernels on tensor cores read them: in two parts, block by block.
 
 A network has many layers, and most are so small that launching kernels for each takes longer than
-their work. On a GPU their rows wait for the end of the pass and are taken together.
+their work. On a GPU their rows wait for the end of the pass and are taken together: here the
+prototypes of several representations lie in one piece of memory, for one kernel to read.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from torch.nn import functional as F
 
 from .fused import packed_mean_cubes
 
-__all__ = ["Packed", "Parts"]
+__all__ = ["COLUMNS", "STEP", "Packed", "Parts", "in_blocks", "power_of_two", "small"]
 
-# More units or centers than these are better off with products of their own.
+# A program takes so many coordinates, in steps of so many units.
+COLUMNS, STEP = 32, 32
+# More units or classes than these are better off with products of their own.
 _WIDEST = 512
-_MOST_CENTERS = 64
+_MOST_CLASSES = 64
 
 
 class Parts(NamedTuple):
@@ -33,9 +36,8 @@ class Parts(NamedTuple):
     @property
     def fit(self) -> bool:
         """Whether the kernel can take them, and is better at it."""
-        (k, n), dense = self.centers.shape, self.onto.shape[1] > len(self.centers)
-        float32 = self.onto.dtype == torch.float32
-        return dense and float32 and n <= _WIDEST and k <= _MOST_CENTERS
+        k, n = self.centers.shape
+        return self.onto.shape[1] > k and small(n, k, self.onto.dtype)
 
 
 class Packed:
@@ -47,10 +49,11 @@ class Packed:
     Attributes:
         layers: The parts, in the order in which they are packed.
         arguments: What :func:`rgpr.fused.packed_mean_cubes` takes beside the rows. ``numbers`` are
-            of each layer a matrix of products with the centers beside axes, half of each center's
-            squared length, the centers and offsets. ``table`` has a row for every block of
-            coordinates that one program takes: the layer, where its rows begin, units, centers,
-            the block's first coordinate, and where in ``numbers`` matrix and halves begin.
+            of each layer the axes in blocks, the products with the centers, both transposed and
+            in two parts, half of each center's squared length, the centers and offsets. ``table``
+            has a row for every block of coordinates that one program takes: the layer, where its
+            rows begin, units, centers, the block's first coordinate, and where in ``numbers`` the
+            block, the products and the halves begin.
             ``spans`` tell where each layer's blocks begin in the table, and where the last ends.
             Then as many classes as no layer exceeds, and whether any has offsets and all have a
             multiple of 16 units.
@@ -59,8 +62,6 @@ class Packed:
     @torch.inference_mode(False)
     @torch.no_grad()
     def __init__(self, parts: Mapping[int, Parts]) -> None:
-        from .triton_kernels import COLUMNS, power_of_two
-
         # The widest first: their programs take longest.
         by_width = sorted(parts.items(), key=lambda item: -item[1].centers.shape[1])
         self.layers = parts = dict(by_width)
@@ -80,11 +81,15 @@ class Packed:
 
         for number, (onto, centers, halves, offset) in enumerate(parts.values()):
             k, n = centers.shape
-            wide = F.pad(onto[:, n:], (0, classes - k))
             offset = onto.new_zeros(n) if offset is None else offset
-            matrix = torch.cat([wide, onto[:, :n]], 1)
-            begins = add(matrix), add(F.pad(halves, (0, classes - k)), centers, offset)
-            table += [[number, place, n, k, first, *begins] for first in range(0, n, COLUMNS)]
+            close = add(in_blocks(onto[:, n:], classes))
+            others = add(F.pad(halves, (0, classes - k)), centers, offset)
+            blocks = in_blocks(onto[:, :n])
+            begin, size = add(blocks), blocks[0].numel()
+            table += [
+                [number, place, n, k, index * COLUMNS, begin + index * size, close, others]
+                for index in range(len(blocks))
+            ]
             spans.append(len(table))
             place += n
         numbers = torch.cat(pieces)
@@ -110,9 +115,30 @@ class Packed:
 
     def unit_variances(self, rows: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """``u`` of each layer, ``(B,)`` in float64, from its rows ``(B, N)`` in float32."""
-        side_by_side = torch.cat([rows[index] for index in self.layers], 1)
-        u = packed_mean_cubes(side_by_side, *self.arguments)
+        u = packed_mean_cubes([rows[index] for index in self.layers], *self.arguments)
         return dict(zip(self.layers, u.unbind(1), strict=True))
+
+
+def small(units: int, classes: int, dtype: torch.dtype) -> bool:
+    """Whether the kernels can take matrices of this size, and are better at it."""
+    return dtype == torch.float32 and units <= _WIDEST and classes <= _MOST_CLASSES
+
+
+def in_blocks(matrix: Tensor, columns: int = COLUMNS) -> Tensor:
+    """A matrix ``(N, M)`` of float32 as ``(blocks, 2, columns, N')``, with zeros where it ends.
+
+    Tensor cores read eleven bits of a number: the second of the two is what the first left out.
+    """
+    n, m = matrix.shape
+    padded = F.pad(matrix.T, (0, -n % STEP, 0, -m % columns)).contiguous()
+    high = ((padded.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+    both = torch.stack([high, padded - high], 1).view(-1, columns, 2, padded.shape[1])
+    return both.transpose(1, 2).contiguous()
+
+
+def power_of_two(number: int) -> int:
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()
 
 
 def _versions(parts: Mapping[int, Parts]) -> list[int]:

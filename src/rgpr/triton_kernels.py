@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .hooks import at_least_float32
+from .packed import COLUMNS, STEP, power_of_two
 
 __all__ = [
     "add_moments",
@@ -18,18 +19,21 @@ __all__ = [
     "packed_mean_cubes",
     "peak_out",
     "pooled",
-    "power_of_two",
     "probit",
+    "weighted_squares",
 ]
 
 # Programs that keep a large GPU busy: rows are cut where there are fewer.
 _PROGRAMS = 512
-# Numbers that one program adds up at a time.
-_TILE = 2048
+# Numbers that one program adds up at a time, and where there are few in all.
+_TILE, _SMALL_TILE = 2048, 512
 # Of so few positions side by side, channels last, torch itself takes the mean as fast.
 _FEW = 128
-# One program of the packed kernel takes so many rows and coordinates, in steps of so many units.
-_ROWS, COLUMNS, _STEP, _PEAK = 16, 64, 32, 256
+# Rows that one program multiplies.
+_ROWS = 64
+# Numbers up to this size are multiplied as they are; rows of larger ones are divided first.
+_LARGE = tl.constexpr(2.0**24)
+_PRECISION = "ieee" if torch.version.hip else "tf32"
 # A row of so many probabilities fits the registers of one program.
 MOST_CLASSES = 4096
 
@@ -66,12 +70,15 @@ def pooled(h: Tensor) -> Tensor:
         return h.mean((2, 3), dtype=dtype)
     out = torch.empty(rows, channels, dtype=dtype, device=h.device)
     if out.numel():
-        # Wide along what lies side by side in memory.
-        wide = 32 if channels_last else min(256, power_of_two(max(1, n)))
-        blocks = _parts_of(channels, wide if channels_last else _TILE // wide)
+        # Wide along what lies side by side in memory: 128 bytes of channels.
+        if channels_last:
+            wide, tile = (64 if h.element_size() == 2 else 32), _TILE if n >= 512 else _SMALL_TILE
+        else:
+            wide, tile = min(256, power_of_two(max(1, n))), _TILE
+        blocks = _parts_of(channels, wide if channels_last else tile // wide)
         with torch.cuda.device_of(h):
             _pooled[(rows * blocks,)](
-                h, out, n, channels, blocks, channels_last, _TILE // wide, wide,
+                h, out, n, channels, blocks, channels_last, tile // wide, wide,
                 num_warps=8 if channels_last else 4,
             )  # fmt: skip
     return out
@@ -105,7 +112,7 @@ def nearest_mean_cubes(
 
 
 def packed_mean_cubes(
-    rows: Tensor,
+    rows: list[Tensor],
     numbers: Tensor,
     table: Tensor,
     spans: Tensor,
@@ -114,18 +121,33 @@ def packed_mean_cubes(
     aligned: bool,
 ) -> Tensor:
     """See :func:`rgpr.fused.packed_mean_cubes`."""
-    rows = rows.contiguous()
-    (count, width), layers, blocks = rows.shape, len(spans) - 1, len(table)
-    parts = torch.empty(blocks, count, dtype=torch.float64, device=rows.device)
-    peaks = torch.empty(layers, count, dtype=torch.float32, device=rows.device)
-    out = torch.empty(count, layers, dtype=torch.float64, device=rows.device)
+    together = torch.cat(rows, 1).contiguous()
+    (count, width), layers, blocks = together.shape, len(spans) - 1, len(table)
+    parts = torch.empty(blocks, count, dtype=torch.float64, device=together.device)
+    peaks = torch.empty(layers, count, dtype=torch.float32, device=together.device)
+    out = torch.empty(count, layers, dtype=torch.float64, device=together.device)
     if count:
-        with torch.cuda.device_of(rows):
+        with torch.cuda.device_of(together):
             _packed_mean_cubes[_parts_of(count, _ROWS), blocks](
-                rows, numbers, table, parts, peaks, count, width,
-                offsets, classes, aligned, _ROWS, COLUMNS, _STEP, _PEAK, num_stages=1,
+                together, numbers, table, parts, peaks, count, width,
+                offsets, classes, aligned, _PRECISION, _ROWS, COLUMNS, STEP,
+                num_stages=3 if classes <= 32 else 2,
             )  # fmt: skip
             _summed_up[_parts_of(count, 128), layers](parts, peaks, spans, out, count, layers, 128)
+    return out
+
+
+def weighted_squares(rows: Tensor, basis: Tensor, weights: Tensor) -> Tensor:
+    """See :func:`rgpr.fused.weighted_squares`; sums of each block of coordinates, ``(., B, C)``."""
+    rows = rows.contiguous()
+    (count, n), (blocks, _, _, padded), classes = rows.shape, basis.shape, weights.shape[1]
+    out = torch.empty(blocks, count, classes, dtype=torch.float64, device=rows.device)
+    if count:
+        with torch.cuda.device_of(rows):
+            _weighted_squares[_parts_of(count, _ROWS), blocks](
+                rows, basis, weights, out, count, n, padded, classes,
+                max(16, power_of_two(classes)), _PRECISION, _ROWS, COLUMNS, STEP, num_stages=3,
+            )  # fmt: skip
     return out
 
 
@@ -166,11 +188,6 @@ def probit(
 def _parts_of(size: int, part: int) -> int:
     """How many parts cover it; Triton's own function takes as long as launching a kernel."""
     return -(-size // part)
-
-
-def power_of_two(number: int) -> int:
-    """The next power of two."""
-    return 1 << (number - 1).bit_length()
 
 
 def _dense(h: Tensor, parameters: Tensor) -> tuple[Tensor, int]:
@@ -316,46 +333,34 @@ def _nearest_mean_cubes(
 @triton.jit
 def _packed_mean_cubes(
     rows, numbers, table, parts, peaks, count, width,
-    OFFSET: tl.constexpr, CLASSES: tl.constexpr, ALIGNED: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, PEAK: tl.constexpr,
+    OFFSET: tl.constexpr, CLASSES: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(1).to(tl.int64)
-    table += block * 7
+    table += block * 8
     layer, place, n = tl.load(table), tl.load(table + 1), tl.load(table + 2).to(tl.int32)
     k, first = tl.load(table + 3).to(tl.int32), tl.load(table + 4).to(tl.int32)
     axes = numbers + tl.multiple_of(tl.load(table + 5), 16)
-    centers = numbers + tl.multiple_of(tl.load(table + 6), 16)
-    first = tl.multiple_of(first, 16)
+    onto = numbers + tl.multiple_of(tl.load(table + 6), 16)
+    centers = numbers + tl.multiple_of(tl.load(table + 7), 16)
+    padded = tl.multiple_of((n + STEP - 1) // STEP * STEP, STEP)
     if ALIGNED:
         n, place = tl.multiple_of(n, 16), tl.multiple_of(place, 16)
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     known = i < count
     h = rows + i.to(tl.int64)[:, None] * width + place
-    # Rows are divided by a power of two, so exactly, that leaves no entry above four.
-    largest = tl.zeros([ROWS], tl.float32)
-    broken = tl.zeros([ROWS], tl.int32)
-    for start in range(0, n, PEAK):
-        j = start + tl.arange(0, PEAK)
-        value = tl.load(h + j[None, :], known[:, None] & (j < n)[None, :], 0)
-        largest = tl.maximum(largest, tl.max(tl.abs(value), 1))
-        broken += tl.sum((value != value).to(tl.int32), 1)
-    largest = tl.where(broken > 0, float("nan"), tl.where(largest > 1, largest, 1))
-    power = tl.minimum((largest.to(tl.int32, bitcast=True) >> 23) & 255, 253)
-    smaller = ((254 - power) << 23).to(tl.float32, bitcast=True)[:, None]
-    # Some of the coordinates, and how close every center is: columns beside the axes.
+    # Some of the coordinates, and how close every center is.
+    one = tl.full([ROWS], 1, tl.float32)
+    largest, smaller = one, one[:, None]
+    z, closeness, large = _near(
+        h, known, n, padded, smaller, axes, onto, CLASSES, PRECISION, ROWS, COLUMNS, STEP
+    )
+    if tl.max(tl.max(large, 1), 0) > 0:
+        largest, smaller = _divisors(h, known, n, ROWS, STEP)
+        z, closeness, large = _near(
+            h, known, n, padded, smaller, axes, onto, CLASSES, PRECISION, ROWS, COLUMNS, STEP
+        )
     c, center = first + tl.arange(0, COLUMNS), tl.arange(0, CLASSES)
-    z = tl.zeros([ROWS, COLUMNS], tl.float32)
-    closeness = tl.zeros([ROWS, CLASSES], tl.float32)
-    for start in range(0, n, STEP):
-        j = start + tl.arange(0, STEP)
-        inside = j < n
-        value = tl.load(h + j[None, :], known[:, None] & inside[None, :], 0)
-        value *= smaller
-        line = axes + j[:, None] * (n + CLASSES)
-        axis = tl.load(line + CLASSES + c[None, :], inside[:, None] & (c < n)[None, :], 0)
-        z = tl.dot(value, axis, z, input_precision="ieee")
-        onto = tl.load(line + center[None, :], inside[:, None], 0)
-        closeness = tl.dot(value, onto, closeness, input_precision="ieee")
     closeness -= tl.load(centers + center, center < k, 0)[None, :] * smaller
     closeness = tl.where((center < k)[None, :], closeness, float("-inf"))
     nearest = tl.minimum(tl.argmax(closeness, 1), k - 1)  # whatever it finds among NaN
@@ -367,9 +372,123 @@ def _packed_mean_cubes(
     z = tl.where((c < n)[None, :], z, 0).to(tl.float64)
     tl.store(parts + block * count + i, tl.sum(z * z * z, 1) / (3 * n), known)
     if first == 0:
-        peak = (power << 23).to(tl.float32, bitcast=True)
-        peak = tl.where(largest - largest == 0, peak, largest)
+        peak = tl.where(largest - largest == 0, tl.reshape(_inverse(smaller), [ROWS]), largest)
         tl.store(peaks + layer * count + i, peak, known)
+
+
+@triton.jit
+def _near(
+    h, known, n, padded, smaller, axes, onto, CLASSES: tl.constexpr,
+    PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """Products of rows with axes and with centers, and where something is too large for them."""
+    z = tl.zeros([ROWS, COLUMNS], tl.float32)
+    closeness = tl.zeros([ROWS, CLASSES], tl.float32)
+    large = tl.zeros([ROWS, STEP], tl.int32)
+    for start in range(0, padded, STEP):
+        high, low, beyond = _entries(h, start, known, n, smaller, STEP)
+        large = large | beyond
+        z = _products(high, low, axes, start, padded, z, PRECISION, COLUMNS, STEP)
+        closeness = _products(high, low, onto, start, padded, closeness, PRECISION, CLASSES, STEP)
+    return z, closeness, large
+
+
+@triton.jit
+def _weighted_squares(
+    rows, basis, weights, out, count, n, padded, classes, CLASSES: tl.constexpr,
+    PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(1).to(tl.int64)
+    basis += block * (2 * COLUMNS) * padded
+    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    known = i < count
+    h = rows + i.to(tl.int64)[:, None] * n
+    smaller = tl.full([ROWS], 1, tl.float32)[:, None]
+    z, large = _along(h, known, n, padded, smaller, basis, PRECISION, ROWS, COLUMNS, STEP)
+    if tl.max(tl.max(large, 1), 0) > 0:
+        _, smaller = _divisors(h, known, n, ROWS, STEP)
+        z, large = _along(h, known, n, padded, smaller, basis, PRECISION, ROWS, COLUMNS, STEP)
+    c, output = block * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, CLASSES)
+    inside = (c < n)[:, None] & (output < classes)[None, :]
+    weight = tl.load(weights + c[:, None] * classes + output[None, :], inside, 0)
+    high, low = _split(z * z)
+    first, second = _split(weight)
+    total = tl.dot(low, first, input_precision=PRECISION)
+    total = tl.dot(high, second, total, input_precision=PRECISION)
+    total = tl.dot(high, first, total, input_precision=PRECISION)
+    larger = _inverse(smaller).to(tl.float64)
+    place = out + (block * count + i)[:, None] * classes + output[None, :]
+    both = known[:, None] & (output < classes)[None, :]
+    tl.store(place, total.to(tl.float64) * larger * larger, both)
+
+
+@triton.jit
+def _along(
+    h, known, n, padded, smaller, axes,
+    PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """Products of rows with axes, and where something is too large for them."""
+    z = tl.zeros([ROWS, COLUMNS], tl.float32)
+    large = tl.zeros([ROWS, STEP], tl.int32)
+    for start in range(0, padded, STEP):
+        high, low, beyond = _entries(h, start, known, n, smaller, STEP)
+        large = large | beyond
+        z = _products(high, low, axes, start, padded, z, PRECISION, COLUMNS, STEP)
+    return z, large
+
+
+@triton.jit
+def _entries(h, start, known, n, smaller, STEP: tl.constexpr):
+    """Some entries of rows, in two parts, and which are too large to be multiplied, or NaN."""
+    j = start + tl.arange(0, STEP)
+    value = tl.load(h + j[None, :], known[:, None] & (j < n)[None, :], 0).to(tl.float32)
+    high, low = _split(value * smaller)
+    return high, low, tl.where(tl.abs(value) <= _LARGE, 0, 1)
+
+
+@triton.jit
+def _split(value):
+    """The eleven bits of a number that tensor cores read, and what is left."""
+    high = ((value.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return high, value - high
+
+
+@triton.jit
+def _products(
+    high, low, matrix, start, padded, total,
+    PRECISION: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """Adds products with a block of a matrix as rgpr.packed has it, but those of both rests."""
+    j, c = start + tl.arange(0, STEP), tl.arange(0, COLUMNS)
+    at = matrix + c[None, :] * padded + j[:, None]
+    first, second = tl.load(at), tl.load(at + COLUMNS * padded)
+    total = tl.dot(low, first, total, input_precision=PRECISION)
+    total = tl.dot(high, second, total, input_precision=PRECISION)
+    return tl.dot(high, first, total, input_precision=PRECISION)
+
+
+@triton.jit
+def _divisors(h, known, n, ROWS: tl.constexpr, STEP: tl.constexpr):
+    """The largest entry of each row, at least one, or NaN; and what leaves none above four.
+
+    That is one over a power of two, so that multiplying by it is exact.
+    """
+    sizes = tl.full([ROWS, STEP], 1, tl.float32)
+    broken = tl.zeros([ROWS, STEP], tl.int32)
+    for start in range(0, n, STEP):
+        j = start + tl.arange(0, STEP)
+        value = tl.load(h + j[None, :], known[:, None] & (j < n)[None, :], 0).to(tl.float32)
+        sizes = tl.maximum(sizes, tl.abs(value))
+        broken = broken | (value != value).to(tl.int32)
+    largest = tl.where(tl.max(broken, 1) > 0, float("nan"), tl.max(sizes, 1))
+    power = tl.minimum((largest.to(tl.int32, bitcast=True) >> 23) & 255, 253)
+    return largest, ((254 - power) << 23).to(tl.float32, bitcast=True)[:, None]
+
+
+@triton.jit
+def _inverse(power_of_two):
+    """Exactly."""
+    return ((254 << 23) - power_of_two.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
 
 
 @triton.jit

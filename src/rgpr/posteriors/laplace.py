@@ -31,9 +31,10 @@ from torch import Tensor, nn
 from torch.nn.functional import nll_loss
 
 from ..data import check_target, labelled, network_dtype_device, on_device
-from ..fused import peak_out
+from ..fused import peak_out, takes_packed, weighted_squares
 from ..gaussian import DenseGaussian, DiagonalGaussian, Gaussian, standard_normal
 from ..hooks import at_least_float32, evaluating, full_precision, plain_module, watching
+from ..packed import in_blocks, small
 from ..predictive import probit
 from .base import Posterior, outputs_of, register_posterior
 
@@ -63,6 +64,7 @@ class LastLayerLaplace(Posterior):
     spectrum: Tensor
     marginal: Tensor
     marginal_bias: Tensor | None
+    blocks: Tensor | None
     bias_root: Tensor
     weight: Tensor
     bias: Tensor
@@ -92,6 +94,9 @@ class LastLayerLaplace(Posterior):
         self.register_buffer("marginal", marginal, persistent=False)
         bias = self.bias_root.double().square().sum(1) if self._has_bias else None
         self.register_buffer("marginal_bias", bias, persistent=False)
+        features, classes = self.spectrum.shape
+        fits = small(features, classes, self.in_basis.dtype)
+        self.register_buffer("blocks", in_blocks(self.in_basis) if fits else None, persistent=False)
 
     def _load_from_state_dict(self, *arguments):  # type: ignore[no-untyped-def]
         super()._load_from_state_dict(*arguments)
@@ -106,11 +111,9 @@ class LastLayerLaplace(Posterior):
             return self._in_full_precision(mean, features)
 
     def _in_full_precision(self, mean: Tensor, features: Tensor) -> Gaussian:
-        features, peak = peak_out(features.to(at_least_float32(features.dtype)))
-        features = features.to(next(self.buffers(recurse=False)).dtype)
         if self.structure == "kron":
-            squares = (features @ self.in_basis).square()
-            return _KroneckerGaussian(mean, squares, peak.double().square(), self)
+            return _KroneckerGaussian(mean, features, self)
+        features, peak = self._peak_out(features)
         if self.structure == "diag":
             variance = (features.square() @ self.weight).double() * peak.double().square()
             if self._has_bias:
@@ -121,6 +124,10 @@ class LastLayerLaplace(Posterior):
         half = torch.einsum("bi,icjd->bcjd", features, self.covariance)
         covariance = torch.einsum("bcjd,bj->bcd", half, features).double()
         return DenseGaussian(mean, covariance * peak.double().square()[..., None])
+
+    def _peak_out(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        features, peak = peak_out(features.to(at_least_float32(features.dtype)))
+        return features.to(next(self.buffers(recurse=False)).dtype), peak
 
     def covariances(self, x: Tensor) -> Tensor:
         features = _point_and_features(self.network, self.head, x)[1].double()
@@ -168,16 +175,23 @@ def _point_and_features(network: nn.Module, name: str, x: Tensor) -> tuple[Tenso
 
 
 class _KroneckerGaussian(Gaussian):
-    """``V = scale * Q_B diag(squares @ spectrum) Q_B^T + bias_root bias_root^T``."""
+    """``V = Q_B diag((Q_A^T features)^2 @ spectrum) Q_B^T + bias_root bias_root^T``."""
 
-    def __init__(
-        self, mean: Tensor, squares: Tensor, scale: Tensor, head: LastLayerLaplace
-    ) -> None:
-        self.mean, self._squares, self._scale, self._head = mean, squares, scale, head
+    def __init__(self, mean: Tensor, features: Tensor, head: LastLayerLaplace) -> None:
+        self.mean, self._features, self._head = mean, features, head
 
     def _weighted(self, weights: Tensor) -> Tensor:
+        blocks = self._head.blocks
         with full_precision(weights):
-            return self._scale * (self._squares @ weights).double()
+            if blocks is not None and takes_packed(self._features):
+                return weighted_squares(self._features, blocks, weights)
+            squares, scale = self._squares
+            return scale * (squares @ weights).double()
+
+    @cached_property
+    def _squares(self) -> tuple[Tensor, Tensor]:
+        features, peak = self._head._peak_out(self._features)
+        return (features @ self._head.in_basis).square(), peak.double().square()
 
     @property
     def _eigenvalues(self) -> Tensor:
