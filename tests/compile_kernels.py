@@ -24,7 +24,10 @@ def build(kernel: Any, *types: str, more_than_one: str = "", **constants: Any) -
 def compile_one(kernel: Any, signature: dict[str, str], constants: dict[str, Any]) -> None:
     fixed = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=kernel, signature=signature, constexprs=fixed)
-    binary = triton.compile(source, target=GPUTarget("cuda", int(sys.argv[1]), 32))
+    options = (
+        {"num_stages": kernels.stages(constants["CLASSES"])} if "PRECISION" in constants else {}
+    )
+    binary = triton.compile(source, target=GPUTarget("cuda", int(sys.argv[1]), 32), options=options)
     assert binary.asm["cubin"]
     print("compiled", kernel.__name__, signature)
 
@@ -61,10 +64,10 @@ def main() -> None:
             OFFSET=True, CLASSES=classes, ALIGNED=aligned, PRECISION="tf32",
             ROWS=64, COLUMNS=32, STEP=32,
         )  # fmt: skip
-    for dtype in ("*fp32", "*bf16", "*fp16"):
+    for dtype, classes in (("*fp32", 16), ("*fp32", 64), ("*bf16", 16), ("*fp16", 16)):
         build(
-            kernels._weighted_squares, dtype, "*fp32", "*fp32", wide, "i32", "i32", "i32", "i32",
-            CLASSES=16, PRECISION="tf32", ROWS=64, COLUMNS=32, STEP=32,
+            kernels._squares_by_block, dtype, "*fp32", "*fp32", wide, "i32", "i32", "i32", "i32",
+            CLASSES=classes, PRECISION="tf32", ROWS=64, COLUMNS=32, STEP=32,
         )  # fmt: skip
     build(kernels._summed_up, wide, "*fp32", "*i64", wide, "i32", "i32", ROWS=128)
 

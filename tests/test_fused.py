@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,9 @@ from torch import Tensor, nn
 import rgpr
 from networks import blobs, laplace_over_blobs, mlp
 from rgpr import fused
+from rgpr.gaussian import Gaussian
 from rgpr.packed import Packed, Parts, in_blocks
+from rgpr.posteriors.laplace import LastLayerLaplace
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
@@ -37,8 +40,26 @@ def operations(request: pytest.FixtureRequest) -> ModuleType:
 def _device(operations: ModuleType) -> Iterator[None]:
     """Triton's on a GPU where there is one; else its interpreter takes them, see conftest."""
     gpu = operations is not fused and torch.cuda.is_available()
-    with torch.device("cuda" if gpu else "cpu"):
+    with torch.device("cuda" if gpu else "cpu"), pytest.MonkeyPatch.context() as patch:
+        if operations is not fused and not gpu:
+            as_tensor_cores(patch)
         yield
+
+
+def as_tensor_cores(patch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter multiplies in float32 whatever the precision asked for: now as TF32."""
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def read(handle: Any) -> Any:
+        return TensorHandle((handle.data.view("int32") & -0x2000).view("float32"), handle.dtype)
+
+    def dot(self: Any, a: Any, b: Any, d: Any, precision: Any, *rest: Any) -> Any:
+        if "tf32" in str(precision).lower():
+            a, b = read(a), read(b)
+        return plain(self, a, b, d, precision, *rest)
+
+    plain = InterpreterBuilder.create_dot
+    patch.setattr(InterpreterBuilder, "create_dot", dot)
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
@@ -169,7 +190,7 @@ def test_weighted_squares(
     size = 1.0 if dtype == torch.float16 else size
     h = (size * drawn(seed, rows, n)).to(dtype)
     basis, weights = torch.linalg.qr(drawn(seed + 1, n, n)).Q, drawn(seed + 2, n, classes).exp()
-    found = operations.weighted_squares(h, in_blocks(basis), weights).sum(0)
+    found = operations.squares_by_block(h, in_blocks(basis), weights).sum(0)
     reference = (h.double() @ basis.double()).square() @ weights.double()
     torch.testing.assert_close(found, reference, rtol=1e-5, atol=0)
 
@@ -394,6 +415,7 @@ def test_compiled_predictions(build, by_kernels: None) -> None:  # type: ignore[
         for node in graph.graph.nodes
     }
     assert torch.ops.rgpr.packed_mean_cubes.default in called
+    assert (torch.ops.rgpr.squares_by_block.default in called) == (build is calibrated)
     assert (torch.ops.rgpr.pooled.default in called) == (x.dim() == 4)
 
 
@@ -434,6 +456,78 @@ def test_compiled_predictions_of_a_model_that_changes(by_kernels: None) -> None:
     assert len(seen) == 2
 
 
+def linear_probe() -> LastLayerLaplace:
+    """A last-layer Laplace of the input itself."""
+    basis = torch.linalg.qr(drawn(0, 4, 4)).Q
+    tensors = {"in_basis": basis, "out_basis": torch.eye(3), "spectrum": drawn(1, 4, 3).exp()}
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False))
+    device = torch.get_default_device()
+    return LastLayerLaplace(network, "1", "kron", tensors, "classification").to(device)
+
+
+def moments(gaussian: Gaussian) -> list[Tensor]:
+    return [gaussian.variance, gaussian.covariance, gaussian.row_sums]
+
+
+@torch.no_grad()
+def test_last_layer_laplace(by_kernels: None) -> None:
+    def same(posterior: LastLayerLaplace, x: Tensor) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fused, "_on_gpu", lambda h: False)
+            expected = moments(posterior(x))
+        for ours, theirs in zip(moments(posterior(x)), expected, strict=True):
+            assert theirs.isfinite().all()
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)
+
+    posterior, x = linear_probe(), drawn(2, 7, 4)
+    same(posterior, x)
+    packed = posterior._packed
+    assert packed is not None
+    same(posterior, 1e30 * x)
+    assert posterior._packed is packed
+    posterior.in_basis.copy_(posterior.in_basis.flip(1))
+    same(posterior, x)
+    assert posterior._packed is not packed
+    state = posterior.state_dict() | {"spectrum": drawn(3, 3, 4).exp().T}
+    posterior.load_state_dict(state, assign=True)  # in another order of memory
+    same(posterior, x)
+    same(copy.deepcopy(posterior).double(), 1e45 * x.double())
+    assert copy.deepcopy(posterior)._packed is None
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+@torch.no_grad()
+def test_a_gaussian_outlives_its_input(by_kernels: None, kernels: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "_on_gpu", lambda h: kernels)
+        posterior, x = linear_probe(), drawn(2, 7, 4)
+        expected = moments(posterior(x.clone()))
+        gaussian = posterior(x)
+        x.fill_(100)
+        for ours, theirs in zip(moments(gaussian), expected, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_looking_at_a_variance_leaves_its_gradients(by_kernels: None) -> None:
+    gaussian = linear_probe()(drawn(2, 7, 4).requires_grad_())
+    with torch.no_grad():
+        assert gaussian.variance.isfinite().all()
+    assert gaussian.covariance.requires_grad
+
+
+@torch.no_grad()
+def test_a_compiled_model_sees_its_laplace_change(by_kernels: None) -> None:
+    model = calibrated().to(torch.get_default_device())
+    x = 3 * torch.randn(7, *model._input_shape)
+    compiled = copy.deepcopy(model)
+    compiled.compile(backend="aot_eager")
+    before = compiled(x)
+    for changed in (model, compiled):
+        changed.posterior.in_basis.copy_(changed.posterior.in_basis.flip(1))
+    assert not torch.allclose(model(x), before)
+    torch.testing.assert_close(compiled(x), model(x))
+
+
 @torch.no_grad()
 def test_fitting(by_kernels: None) -> None:
     device = torch.get_default_device()
@@ -464,7 +558,7 @@ def test_kernels_compile_for_gpus(operations: ModuleType, capability: int) -> No
         [sys.executable, script, str(capability)], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("compiled") == 58
+    assert done.stdout.count("compiled") == 60
 
 
 @pytest.mark.parametrize("layers", ["input", "auto"])

@@ -20,7 +20,7 @@ from .export import check_exportable, program
 from .fused import few_rows, kernels_in_graphs
 from .hooks import every_module
 from .model import RGPR
-from .packed import Packed
+from .packed import Packing
 
 __all__ = ["CompiledCall"]
 
@@ -65,7 +65,7 @@ class CompiledCall:
             if graph is None:
                 with kernels_in_graphs(x) as kernels:
                     if kernels:
-                        made.packed = model._fitted().pack()
+                        made.pack()
                     exported = _unchecked(program(model, x, dynamic=key[-1] is None))
                 graph = torch.compile(exported, **self._options)
             answer = graph(x)  # which compiles
@@ -103,9 +103,9 @@ class _Graphs:
 
     def __init__(self, model: RGPR) -> None:
         self.by_key: dict[tuple[Any, ...], Any] = {}
-        self.packed: Packed | None = None
-        self._model = model
         every = every_module(model)
+        self._packing = [m for m in every if isinstance(m, Packing)]
+        self._packed: list[tuple[Packing[Any], Any]] = []
         watched = [m for m in every if m is not model]
         self._hooks = [t for m in watched for t in (m._forward_hooks, m._forward_pre_hooks)]
         self._modules: list[_Table] = [m._modules for m in every]
@@ -130,9 +130,13 @@ class _Graphs:
         held, kinds = self._look()
         if len(held) != len(self._held) or not all(map(is_, held, self._held)):
             return True
-        if self.packed is not None and not self.packed.is_of(self._model._fitted().parts()):
+        if not all(module.fits(copies) for module, copies in self._packed):
             return True
         return kinds != self._kinds
+
+    def pack(self) -> None:
+        """Make the copies for kernels that the graphs hold."""
+        self._packed = [(module, module.pack()) for module in self._packing]
 
     def _look(self) -> tuple[list[Any], list[Any]]:
         parameters = [p for table in self._parameters for p in table.values() if p is not None]

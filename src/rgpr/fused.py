@@ -30,12 +30,12 @@ __all__ = [
     "fused_probit",
     "in_graph",
     "kernels_in_graphs",
+    "kernels_take",
     "mean_cubes",
     "nearest_mean_cubes",
     "packed_mean_cubes",
     "peak_out",
     "pooled",
-    "takes_packed",
     "weighted_squares",
 ]
 
@@ -142,8 +142,8 @@ def from_nearest(products: Tensor, centers: Tensor, halves: Tensor, peak: Tensor
     return rows - (centers if peak is None else centers / peak)
 
 
-def takes_packed(x: Tensor) -> bool:
-    """Whether :func:`packed_mean_cubes` is to be used in a pass that begins with ``x``."""
+def kernels_take(x: Tensor) -> bool:
+    """Whether kernels for few rows are to be used with ``x``."""
     if in_graph(x):
         return _thread.few_rows
     # In this order: graphs that others trace must not depend on how many rows there are.
@@ -158,7 +158,7 @@ def few_rows(x: Tensor) -> bool:
 def packed_mean_cubes(rows: Sequence[Tensor], *arguments: Any) -> Tensor:
     """:func:`nearest_mean_cubes` of ``L`` representations at once, ``(B, L)`` in float64.
 
-    By a kernel alone, see :func:`takes_packed`.
+    By a kernel alone, see :func:`kernels_take`.
 
     Args:
         rows: Of each representation ``(B, N)`` in float32, not yet in the coordinates of the
@@ -174,7 +174,7 @@ def packed_mean_cubes(rows: Sequence[Tensor], *arguments: Any) -> Tensor:
 def weighted_squares(rows: Tensor, basis: Tensor, weights: Tensor) -> Tensor:
     r""":math:`\sum_a w_{ac} (Q^\top h)_a^2` of rows :math:`h`, ``(B, C)`` in float64.
 
-    By a kernel alone, see :func:`takes_packed`.
+    By a kernel alone, see :func:`kernels_take`.
 
     Args:
         rows: ``(B, N)``, in any dtype up to float32.
@@ -182,8 +182,8 @@ def weighted_squares(rows: Tensor, basis: Tensor, weights: Tensor) -> Tensor:
         weights: :math:`w`, ``(N, C)`` in float32.
     """
     kernels = _operators(rows) or _triton(rows.device)
-    found: Tensor = kernels.weighted_squares(rows, basis, weights)
-    return found.sum(0)
+    by_block: Tensor = kernels.squares_by_block(rows, basis, weights)
+    return by_block.sum(0)
 
 
 def fused_probit(
@@ -310,9 +310,11 @@ def _triton(device: torch.device) -> Any:
     """The module with the kernels if they work on this device, tried once."""
     try:
         from . import triton_kernels
+        from .packed import in_blocks
 
         one = torch.ones(1, 1, device=device)
         triton_kernels.mean_cubes(one, one[0], one[0], None)
+        triton_kernels.squares_by_block(one, in_blocks(one), one)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # no triton, no compiler, an old GPU: all that fails in many ways

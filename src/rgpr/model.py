@@ -607,6 +607,6 @@ def _regression(
     mean = torch.where((limit | v.isnan())[:, None], torch.nan, gaussian.mean)
     v = torch.where(limit, torch.inf, v)
     if diagonal_output:
-        return mean, gaussian.variance + v[:, None]
+        return mean, torch.where(limit[:, None], 0.0, gaussian.variance) + v[:, None]
     covariance = torch.where(limit[:, None, None], 0.0, gaussian.covariance)
     return mean, covariance + torch.diag_embed(v[:, None].expand_as(mean))

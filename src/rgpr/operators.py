@@ -14,7 +14,7 @@ from torch import Tensor
 from . import triton_kernels
 from .hooks import at_least_float32
 
-__all__ = ["packed_mean_cubes", "pooled", "weighted_squares"]
+__all__ = ["packed_mean_cubes", "pooled", "squares_by_block"]
 
 
 def _operator(kernel: Callable[..., Tensor], schema: str, like: Callable[..., Tensor]) -> Any:
@@ -50,8 +50,8 @@ packed_mean_cubes = _operator(
     " bool aligned) -> Tensor",
     _like_packed,
 )
-weighted_squares = _operator(
-    triton_kernels.weighted_squares,
+squares_by_block = _operator(
+    triton_kernels.squares_by_block,
     "(Tensor rows, Tensor basis, Tensor weights) -> Tensor",
     _like_squares,
 )

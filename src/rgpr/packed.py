@@ -7,16 +7,30 @@ prototypes of several representations lie in one piece of memory, for one kernel
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .fused import packed_mean_cubes
+from .fused import in_graph, kernels_take, packed_mean_cubes
+from .standardize import StableBuffers
 
-__all__ = ["COLUMNS", "STEP", "Packed", "Parts", "in_blocks", "power_of_two", "small"]
+__all__ = [
+    "COLUMNS",
+    "STEP",
+    "Blocks",
+    "Copies",
+    "Packed",
+    "Packing",
+    "Parts",
+    "in_blocks",
+    "power_of_two",
+    "small",
+    "tensors_of",
+]
 
 # A program takes so many coordinates, in steps of so many units.
 COLUMNS, STEP = 32, 32
@@ -40,7 +54,36 @@ class Parts(NamedTuple):
         return self.onto.shape[1] > k and small(n, k, self.onto.dtype)
 
 
-class Packed:
+class Copies:
+    """What a kernel reads in place of a module's own tensors, and whether those are the same still.
+
+    Args:
+        originals: The tensors.
+    """
+
+    def __init__(self, originals: Sequence[Tensor | None]) -> None:
+        self._originals, self._versions = [*originals], _versions(originals)
+
+    def is_of(self, originals: Sequence[Tensor | None]) -> bool:
+        """Whether it was made of these very tensors, and they did not change since."""
+        if len(originals) != len(self._originals):
+            return False
+        same = all(a is b for a, b in zip(originals, self._originals, strict=True))
+        return same and _versions(originals) == self._versions
+
+
+class Blocks(Copies):
+    """A matrix by :func:`in_blocks`."""
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__([matrix])
+        self.blocks = in_blocks(matrix)
+        _finish(self.blocks)
+
+
+class Packed(Copies):
     """Copies of all parts, and a table of where they are.
 
     Args:
@@ -64,8 +107,8 @@ class Packed:
     def __init__(self, parts: Mapping[int, Parts]) -> None:
         # The widest first: their programs take longest.
         by_width = sorted(parts.items(), key=lambda item: -item[1].centers.shape[1])
+        super().__init__(tensors_of(parts))
         self.layers = parts = dict(by_width)
-        self._versions = _versions(parts)
         most = max(len(layer.centers) for layer in parts.values())
         classes = max(16, power_of_two(most))
         table, spans, place, end = [], [0], 0, 0
@@ -101,17 +144,7 @@ class Packed:
             any(layer.offset is not None for layer in parts.values()),
             all(layer.centers.shape[1] % 16 == 0 for layer in parts.values()),
         )
-        if numbers.is_cuda:  # other threads may read them in other streams
-            torch.cuda.current_stream(numbers.device).synchronize()
-
-    def is_of(self, parts: Mapping[int, Parts]) -> bool:
-        """Whether these very tensors were packed, and did not change since."""
-        if self.layers.keys() != parts.keys():
-            return False
-        parts = {index: parts[index] for index in self.layers}
-        pairs = zip(self.layers.values(), parts.values(), strict=True)
-        same = all(a is b for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True))
-        return same and self._versions == _versions(parts)
+        _finish(numbers)
 
     def unit_variances(self, rows: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """``u`` of each layer, ``(B,)`` in float64, from its rows ``(B, N)`` in float32."""
@@ -127,7 +160,8 @@ def small(units: int, classes: int, dtype: torch.dtype) -> bool:
 def in_blocks(matrix: Tensor, columns: int = COLUMNS) -> Tensor:
     """A matrix ``(N, M)`` of float32 as ``(blocks, 2, columns, N')``, with zeros where it ends.
 
-    Tensor cores read eleven bits of a number: the second of the two is what the first left out.
+    Tensor cores read numbers as TF32, eleven bits of them, and leave out what is below. The first
+    of the two is rounded to that, the second is what rounding took away.
     """
     n, m = matrix.shape
     padded = F.pad(matrix.T, (0, -n % STEP, 0, -m % columns)).contiguous()
@@ -141,7 +175,60 @@ def power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def _versions(parts: Mapping[int, Parts]) -> list[int]:
+def tensors_of(parts: Mapping[int, Parts]) -> list[Tensor | None]:
+    """All of all parts."""
+    return [tensor for part in parts.values() for tensor in part]
+
+
+def _versions(tensors: Sequence[Tensor | None]) -> list[int]:
     """Numbers that grow with every change in place, where torch counts them."""
-    tensors = [t for part in parts.values() for t in part if t is not None]
-    return [tensor._version for tensor in tensors if not tensor.is_inference()]
+    return [t._version for t in tensors if t is not None and not t.is_inference()]
+
+
+def _finish(made: Tensor) -> None:
+    """Other threads may read it in other streams."""
+    if made.is_cuda:
+        torch.cuda.current_stream(made.device).synchronize()
+
+
+C = TypeVar("C", bound=Copies)
+
+
+class Packing(StableBuffers, Generic[C]):
+    """A module that keeps copies of some of its tensors for kernels, while they do not change."""
+
+    _packed: C | None = None
+
+    @abstractmethod
+    def _originals(self) -> Sequence[Tensor | None]:
+        """What can be packed; nothing if nothing can."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def _copies(self) -> C:
+        """New copies."""
+        raise NotImplementedError
+
+    def packed(self, x: Tensor) -> C | None:
+        """The copies, if this call can have them."""
+        if not kernels_take(x):
+            return None
+        return self._packed if in_graph(x) else self.pack()  # whoever makes a graph did so before
+
+    def pack(self) -> C | None:
+        """Pack what can be, unless that was done and nothing has changed."""
+        if not self.fits(self._packed):
+            self._packed = self._copies() if self._originals() else None
+        return self._packed
+
+    def fits(self, copies: C | None) -> bool:
+        """Whether these copies, or none, are what :meth:`pack` would give now."""
+        originals = self._originals()
+        return not originals if copies is None else copies.is_of(originals)
+
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
+        self._packed = None
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def __getstate__(self):  # type: ignore[no-untyped-def]
+        return super().__getstate__() | {"_packed": None}  # type: ignore[no-untyped-call]

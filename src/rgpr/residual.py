@@ -18,19 +18,17 @@ from torch import Tensor, nn
 
 from .coordinates import Coordinates, Prototypes
 from .data import check_rows
-from .fused import in_graph, takes_packed
 from .hooks import evaluating, full_precision
-from .packed import Packed, Parts
+from .packed import Packed, Packing, Parts, tensors_of
 from .posteriors import Posterior
 from .representations import capture
-from .standardize import StableBuffers
 
 __all__ = ["Residual"]
 
 T = TypeVar("T")
 
 
-class Residual(StableBuffers):
+class Residual(Packing[Packed]):
     """A kernel for each representation, and their scales ``sigma2``.
 
     Args:
@@ -40,7 +38,6 @@ class Residual(StableBuffers):
 
     coordinates: nn.ModuleList
     sigma2: Tensor
-    _packed: Packed | None = None
 
     def __init__(self, coordinates: Sequence[Coordinates], sigma2: Tensor | None = None) -> None:
         super().__init__()
@@ -81,14 +78,8 @@ class Residual(StableBuffers):
             columns |= packed.unit_variances(waiting)
         return result, [columns[index] for index in range(1, len(layers))]
 
-    def packed(self, x: Tensor) -> Packed | None:
-        """The representations that one kernel takes together, where this call can have it."""
-        if not takes_packed(x):
-            return None
-        return self._packed if in_graph(x) else self.pack()  # whoever makes a graph did so before
-
-    def parts(self) -> dict[int, Parts]:
-        """What can be packed, by the index of the representation."""
+    def _parts(self) -> dict[int, Parts]:
+        """What one kernel can take together, by the index of the representation."""
         return {
             index: part
             for index, coordinates in enumerate(self.coordinates)
@@ -97,21 +88,11 @@ class Residual(StableBuffers):
             and (part := coordinates.parts) is not None
         }
 
-    def pack(self) -> Packed | None:
-        """Pack what can be, unless that was done and nothing has changed."""
-        parts = self.parts()
-        if not parts:
-            self._packed = None
-        elif self._packed is None or not self._packed.is_of(parts):
-            self._packed = Packed(parts)
-        return self._packed
+    def _originals(self) -> list[Tensor | None]:
+        return tensors_of(self._parts())
 
-    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
-        self._packed = None
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-
-    def __getstate__(self):  # type: ignore[no-untyped-def]
-        return super().__getstate__() | {"_packed": None}  # type: ignore[no-untyped-call]
+    def _copies(self) -> Packed:
+        return Packed(self._parts())
 
     def contributions(self, u: Tensor) -> Tensor:
         """What each representation adds, ``(B, L)``, from ``u`` of that shape."""

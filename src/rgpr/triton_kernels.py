@@ -20,7 +20,8 @@ __all__ = [
     "peak_out",
     "pooled",
     "probit",
-    "weighted_squares",
+    "squares_by_block",
+    "stages",
 ]
 
 # Programs that keep a large GPU busy: rows are cut where there are fewer.
@@ -131,22 +132,23 @@ def packed_mean_cubes(
             _packed_mean_cubes[_parts_of(count, _ROWS), blocks](
                 together, numbers, table, parts, peaks, count, width,
                 offsets, classes, aligned, _PRECISION, _ROWS, COLUMNS, STEP,
-                num_stages=3 if classes <= 32 else 2,
+                num_stages=stages(classes),
             )  # fmt: skip
             _summed_up[_parts_of(count, 128), layers](parts, peaks, spans, out, count, layers, 128)
     return out
 
 
-def weighted_squares(rows: Tensor, basis: Tensor, weights: Tensor) -> Tensor:
-    """See :func:`rgpr.fused.weighted_squares`; sums of each block of coordinates, ``(., B, C)``."""
-    rows = rows.contiguous()
+def squares_by_block(rows: Tensor, basis: Tensor, weights: Tensor) -> Tensor:
+    """:func:`rgpr.fused.weighted_squares` of each block of coordinates, ``(blocks, B, C)``."""
+    rows, basis, weights = rows.contiguous(), basis.contiguous(), weights.contiguous()
     (count, n), (blocks, _, _, padded), classes = rows.shape, basis.shape, weights.shape[1]
     out = torch.empty(blocks, count, classes, dtype=torch.float64, device=rows.device)
     if count:
         with torch.cuda.device_of(rows):
-            _weighted_squares[_parts_of(count, _ROWS), blocks](
+            _squares_by_block[_parts_of(count, _ROWS), blocks](
                 rows, basis, weights, out, count, n, padded, classes,
-                max(16, power_of_two(classes)), _PRECISION, _ROWS, COLUMNS, STEP, num_stages=3,
+                max(16, power_of_two(classes)), _PRECISION, _ROWS, COLUMNS, STEP,
+                num_stages=stages(classes),
             )  # fmt: skip
     return out
 
@@ -183,6 +185,11 @@ def probit(
                 calibration is not None, power_of_two(classes), power_of_two(u.shape[1]),
             )  # fmt: skip
     return out
+
+
+def stages(classes: int) -> int:
+    """Steps that kernels on tensor cores load ahead: what a small GPU has memory for."""
+    return 3 if classes <= 32 else 2
 
 
 def _parts_of(size: int, part: int) -> int:
@@ -394,7 +401,7 @@ def _near(
 
 
 @triton.jit
-def _weighted_squares(
+def _squares_by_block(
     rows, basis, weights, out, count, n, padded, classes, CLASSES: tl.constexpr,
     PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
@@ -448,7 +455,7 @@ def _entries(h, start, known, n, smaller, STEP: tl.constexpr):
 
 @triton.jit
 def _split(value):
-    """The eleven bits of a number that tensor cores read, and what is left."""
+    """A number rounded to TF32, eleven bits that tensor cores read, and what rounding took away."""
     high = ((value.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
     return high, value - high
 
@@ -458,7 +465,10 @@ def _products(
     high, low, matrix, start, padded, total,
     PRECISION: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Adds products with a block of a matrix as rgpr.packed has it, but those of both rests."""
+    """Adds products with a block of :func:`rgpr.packed.in_blocks`.
+
+    Three of four: those of what rounding took away on both sides are below float32's own rounding.
+    """
     j, c = start + tl.arange(0, STEP), tl.arange(0, COLUMNS)
     at = matrix + c[None, :] * padded + j[:, None]
     first, second = tl.load(at), tl.load(at + COLUMNS * padded)
@@ -487,7 +497,7 @@ def _divisors(h, known, n, ROWS: tl.constexpr, STEP: tl.constexpr):
 
 @triton.jit
 def _inverse(power_of_two):
-    """Exactly."""
+    """One over it, exactly: a division of Triton's is not."""
     return ((254 << 23) - power_of_two.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
 
 

@@ -201,6 +201,18 @@ def test_regression_pair_has_laplace_torchs_shapes(structure: str) -> None:
 
 
 @pytest.mark.parametrize("structure", LAST_LAYER)
+def test_variances_are_infinite_where_the_bases_own_is_lost(structure: str) -> None:
+    la, x = fitted(mlp(), likelihood="regression", structure=structure)
+    model = rgpr.RGPR(la).fit([x])
+    far = 3e38 * x.sign()
+    lost = model.posterior(far).variance.isnan().any(1)
+    assert lost.any()
+    mean, variance = model(far, diagonal_output=True)
+    assert mean[lost].isnan().all()
+    assert variance[lost].isinf().all()
+
+
+@pytest.mark.parametrize("structure", LAST_LAYER)
 def test_features_as_large_as_float32_allows(structure: str) -> None:
     la, x = fitted(mlp(), structure=structure)
     posterior = rgpr.as_posterior(la)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self
 
 import torch
@@ -31,17 +31,17 @@ from torch import Tensor, nn
 from torch.nn.functional import nll_loss
 
 from ..data import check_target, labelled, network_dtype_device, on_device
-from ..fused import peak_out, takes_packed, weighted_squares
+from ..fused import in_graph, peak_out, weighted_squares
 from ..gaussian import DenseGaussian, DiagonalGaussian, Gaussian, standard_normal
 from ..hooks import at_least_float32, evaluating, full_precision, plain_module, watching
-from ..packed import in_blocks, small
+from ..packed import Blocks, Packing, small
 from ..predictive import probit
 from .base import Posterior, outputs_of, register_posterior
 
 __all__ = ["LaplacePosterior", "LastLayerLaplace", "choose_prior_precision", "from_laplace"]
 
 
-class LastLayerLaplace(Posterior):
+class LastLayerLaplace(Packing[Blocks], Posterior):
     """Gaussian over the weights of the last linear layer.
 
     Args:
@@ -64,7 +64,6 @@ class LastLayerLaplace(Posterior):
     spectrum: Tensor
     marginal: Tensor
     marginal_bias: Tensor | None
-    blocks: Tensor | None
     bias_root: Tensor
     weight: Tensor
     bias: Tensor
@@ -94,9 +93,6 @@ class LastLayerLaplace(Posterior):
         self.register_buffer("marginal", marginal, persistent=False)
         bias = self.bias_root.double().square().sum(1) if self._has_bias else None
         self.register_buffer("marginal_bias", bias, persistent=False)
-        features, classes = self.spectrum.shape
-        fits = small(features, classes, self.in_basis.dtype)
-        self.register_buffer("blocks", in_blocks(self.in_basis) if fits else None, persistent=False)
 
     def _load_from_state_dict(self, *arguments):  # type: ignore[no-untyped-def]
         super()._load_from_state_dict(*arguments)
@@ -106,14 +102,31 @@ class LastLayerLaplace(Posterior):
     def forward(self, x: Tensor) -> Gaussian:
         return self._gaussian(*_point_and_features(self.network, self.head, x))
 
+    def _originals(self) -> list[Tensor | None]:
+        if self.structure != "kron":
+            return []
+        features, classes = self.spectrum.shape
+        return [self.in_basis] if small(features, classes, self.in_basis.dtype) else []
+
+    def _copies(self) -> Blocks:
+        return Blocks(self.in_basis)
+
     def _gaussian(self, mean: Tensor, features: Tensor) -> Gaussian:
         with full_precision(features):
             return self._in_full_precision(mean, features)
 
     def _in_full_precision(self, mean: Tensor, features: Tensor) -> Gaussian:
+        packed = None if features.dtype == torch.float64 else self.packed(features)
+        if packed is not None:
+            # It may be the input itself, or a corner of a large tensor. A graph changes nothing.
+            own = features if in_graph(features) else features.clone()
+            return _KroneckerGaussian(mean, partial(weighted_squares, own, packed.blocks), self)
+        features, peak = peak_out(features.to(at_least_float32(features.dtype)))
+        features = features.to(next(self.buffers(recurse=False)).dtype)
         if self.structure == "kron":
-            return _KroneckerGaussian(mean, features, self)
-        features, peak = self._peak_out(features)
+            squares, scale = (features @ self.in_basis).square(), peak.double().square()
+            weighted = lambda weights: scale * (squares @ weights).double()  # noqa: E731
+            return _KroneckerGaussian(mean, weighted, self)
         if self.structure == "diag":
             variance = (features.square() @ self.weight).double() * peak.double().square()
             if self._has_bias:
@@ -124,10 +137,6 @@ class LastLayerLaplace(Posterior):
         half = torch.einsum("bi,icjd->bcjd", features, self.covariance)
         covariance = torch.einsum("bcjd,bj->bcd", half, features).double()
         return DenseGaussian(mean, covariance * peak.double().square()[..., None])
-
-    def _peak_out(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        features, peak = peak_out(features.to(at_least_float32(features.dtype)))
-        return features.to(next(self.buffers(recurse=False)).dtype), peak
 
     def covariances(self, x: Tensor) -> Tensor:
         features = _point_and_features(self.network, self.head, x)[1].double()
@@ -175,23 +184,22 @@ def _point_and_features(network: nn.Module, name: str, x: Tensor) -> tuple[Tenso
 
 
 class _KroneckerGaussian(Gaussian):
-    """``V = Q_B diag((Q_A^T features)^2 @ spectrum) Q_B^T + bias_root bias_root^T``."""
+    """``V = Q_B diag((Q_A^T features)^2 @ spectrum) Q_B^T + bias_root bias_root^T``.
 
-    def __init__(self, mean: Tensor, features: Tensor, head: LastLayerLaplace) -> None:
-        self.mean, self._features, self._head = mean, features, head
+    Args:
+        mean: Of the outputs.
+        squares: Gives ``(Q_A^T features)^2 @ weights`` for weights ``(D, C)``.
+        head: Whose they are.
+    """
+
+    def __init__(
+        self, mean: Tensor, squares: Callable[[Tensor], Tensor], head: LastLayerLaplace
+    ) -> None:
+        self.mean, self._squares, self._head = mean, squares, head
 
     def _weighted(self, weights: Tensor) -> Tensor:
-        blocks = self._head.blocks
         with full_precision(weights):
-            if blocks is not None and takes_packed(self._features):
-                return weighted_squares(self._features, blocks, weights)
-            squares, scale = self._squares
-            return scale * (squares @ weights).double()
-
-    @cached_property
-    def _squares(self) -> tuple[Tensor, Tensor]:
-        features, peak = self._head._peak_out(self._features)
-        return (features @ self._head.in_basis).square(), peak.double().square()
+            return self._squares(weights)
 
     @property
     def _eigenvalues(self) -> Tensor:
