@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import rgpr
 from networks import blobs, laplace_over_blobs, mlp
 from rgpr import fused
+from rgpr.export import program
 from rgpr.gaussian import Gaussian
 from rgpr.packed import Packed, Parts, in_blocks
 from rgpr.posteriors.laplace import LastLayerLaplace
@@ -513,6 +514,23 @@ def test_looking_at_a_variance_leaves_its_gradients(by_kernels: None) -> None:
     with torch.no_grad():
         assert gaussian.variance.isfinite().all()
     assert gaussian.covariance.requires_grad
+
+
+@torch.no_grad()
+def test_exported_programs_hold_no_copies(by_kernels: None) -> None:
+    model = calibrated()
+    x = torch.randn(7, *model._input_shape, device="cpu")
+    device = torch.get_default_device()
+    model.to(device)(x.to(device))
+    for packing in (model.residual, model.posterior):
+        assert packing._packed is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "_on_gpu", lambda h: False)
+        exported = program(model, x.to(device), dynamic=True)
+    held = {name.removeprefix("model.") for name in (*exported.state_dict, *exported.constants)}
+    assert held <= {*dict(model.named_parameters()), *dict(model.named_buffers())}
+    own = {"in_basis", "out_basis", "spectrum", "bias_root", "marginal", "marginal_bias"}
+    assert dict(model.posterior.named_buffers(recurse=False)).keys() == own
 
 
 @torch.no_grad()
