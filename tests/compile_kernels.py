@@ -61,13 +61,14 @@ def main() -> None:
     for classes, aligned in ((16, True), (64, False)):
         build(
             kernels._packed_mean_cubes, "*fp32", "*fp32", "*i64", wide, "*fp32", "i32", "i32",
-            OFFSET=True, CLASSES=classes, ALIGNED=aligned, PRECISION="tf32",
-            ROWS=64, COLUMNS=32, STEP=32,
+            OFFSET=True, CLASSES=classes, ALIGNED=aligned, PRECISION=kernels._PRECISION,
+            ROWS=kernels._ROWS, COLUMNS=kernels.COLUMNS, STEP=kernels.STEP,
         )  # fmt: skip
     for dtype, classes in (("*fp32", 16), ("*fp32", 64), ("*bf16", 16), ("*fp16", 16)):
         build(
             kernels._squares_by_block, dtype, "*fp32", "*fp32", wide, "i32", "i32", "i32", "i32",
-            CLASSES=classes, PRECISION="tf32", ROWS=64, COLUMNS=32, STEP=32,
+            CLASSES=classes, PRECISION=kernels._PRECISION,
+            ROWS=kernels._ROWS, COLUMNS=kernels.COLUMNS, STEP=kernels.STEP,
         )  # fmt: skip
     build(kernels._summed_up, wide, "*fp32", "*i64", wide, "i32", "i32", ROWS=128)
 

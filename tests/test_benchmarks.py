@@ -72,9 +72,24 @@ def test_the_readme_says_what_was_measured() -> None:
         assert said is not None
         for number, row in zip(said.groups(), rows, strict=True):
             assert shows(number, 100 * (row["ratio"] - 1))
-    head = gpu["prediction"]["head, 100 classes, 512 features, batch 32"]
-    (times,) = [row["ratio"] for name, row in head.items() if "laplace-torch" in name]
-    assert f"{times:.0f} times on an H200" in text
+    cores = results("cpu")["prediction"]
+    for pattern, case in (
+        (r"images (\d+) % more on two cores", "ResNet-18, float32, batch 32, eager"),
+        (r"LeNet (\d+) % more on two cores", "LeNet, float32, batch 256, eager"),
+    ):
+        said = re.search(pattern, text)
+        assert said is not None
+        assert shows(said[1], 100 * (cores[case]["LLL + RGPR"]["ratio"] - 1))
+    said = re.search(
+        r"(\d+) 000 times faster than laplace-torch's own .*?, (\d+) times on an", text
+    )
+    assert said is not None
+    heads = [
+        found["head, 100 classes, 512 features, batch 32"] for found in (cores, gpu["prediction"])
+    ]
+    for number, head, unit in zip(said.groups(), heads, (1000, 1), strict=True):
+        (times,) = [row["ratio"] for name, row in head.items() if "laplace-torch" in name]
+        assert shows(number, times / unit)
     guide = (ROOT / "docs" / "tuning.md").read_text()
     assert f"| {written['seconds']:.1f} |" in guide
     assert f"| {ours['seconds']:.2f} |" in guide

@@ -23,7 +23,7 @@ from networks import blobs, laplace_over_blobs, mlp
 from rgpr import fused
 from rgpr.export import program
 from rgpr.gaussian import Gaussian
-from rgpr.packed import Packed, Parts, in_blocks
+from rgpr.packed import Packed, Parts, in_blocks, originals_of
 from rgpr.posteriors.laplace import LastLayerLaplace
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -397,6 +397,18 @@ def test_what_was_packed_follows_the_model(by_kernels: None) -> None:
     again.to(device)
     assert again.residual._packed is None
     assert first.residual.pack() is kept
+
+
+def test_copies_are_of_one_layer_and_not_of_another() -> None:
+    centers = torch.zeros(2, 3)
+    part = Parts(torch.ones(3, 5), centers, centers.sum(1), None)
+    ours = Packed({1: part})
+    assert ours.is_of(originals_of({1: part}))
+    assert not ours.is_of(originals_of({2: part}))
+    assert not ours.is_of(originals_of({1: part._replace(offset=torch.ones(3))}))
+    assert not ours.is_of(originals_of({1: part._replace(centers=centers.clone())}))
+    centers.add_(1)
+    assert not ours.is_of(originals_of({1: part}))
 
 
 @pytest.mark.parametrize("build", [MODELS["network"], MODELS["calibrated"], images])

@@ -8,7 +8,7 @@ prototypes of several representations lie in one piece of memory, for one kernel
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -23,13 +23,14 @@ __all__ = [
     "STEP",
     "Blocks",
     "Copies",
+    "Originals",
     "Packed",
     "Packing",
     "Parts",
     "in_blocks",
+    "originals_of",
     "power_of_two",
     "small",
-    "tensors_of",
 ]
 
 # A program takes so many coordinates, in steps of so many units.
@@ -37,6 +38,9 @@ COLUMNS, STEP = 32, 32
 # More units or classes than these are better off with products of their own.
 _WIDEST = 512
 _MOST_CLASSES = 64
+
+
+Originals = Mapping[Hashable, Tensor]
 
 
 class Parts(NamedTuple):
@@ -58,27 +62,26 @@ class Copies:
     """What a kernel reads in place of a module's own tensors, and whether those are the same still.
 
     Args:
-        originals: The tensors.
+        originals: The tensors, by what they are for.
     """
 
-    def __init__(self, originals: Sequence[Tensor | None]) -> None:
-        self._originals, self._versions = [*originals], _versions(originals)
+    def __init__(self, originals: Originals) -> None:
+        self._originals, self._versions = originals, _versions(originals)
 
-    def is_of(self, originals: Sequence[Tensor | None]) -> bool:
+    def is_of(self, originals: Originals) -> bool:
         """Whether it was made of these very tensors, and they did not change since."""
-        if len(originals) != len(self._originals):
+        if originals.keys() != self._originals.keys():
             return False
-        same = all(a is b for a, b in zip(originals, self._originals, strict=True))
+        same = all(tensor is self._originals[key] for key, tensor in originals.items())
         return same and _versions(originals) == self._versions
 
 
 class Blocks(Copies):
-    """A matrix by :func:`in_blocks`."""
+    """One matrix by :func:`in_blocks`."""
 
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def __init__(self, matrix: Tensor) -> None:
-        super().__init__([matrix])
+    def __init__(self, originals: Originals) -> None:
+        super().__init__(originals)
+        (matrix,) = originals.values()
         self.blocks = in_blocks(matrix)
         _finish(self.blocks)
 
@@ -102,12 +105,10 @@ class Packed(Copies):
             multiple of 16 units.
     """
 
-    @torch.inference_mode(False)
-    @torch.no_grad()
     def __init__(self, parts: Mapping[int, Parts]) -> None:
         # The widest first: their programs take longest.
         by_width = sorted(parts.items(), key=lambda item: -item[1].centers.shape[1])
-        super().__init__(tensors_of(parts))
+        super().__init__(originals_of(parts))
         self.layers = parts = dict(by_width)
         most = max(len(layer.centers) for layer in parts.values())
         classes = max(16, power_of_two(most))
@@ -175,14 +176,19 @@ def power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def tensors_of(parts: Mapping[int, Parts]) -> list[Tensor | None]:
-    """All of all parts."""
-    return [tensor for part in parts.values() for tensor in part]
+def originals_of(parts: Mapping[int, Parts]) -> Originals:
+    """All tensors of all parts."""
+    return {
+        (index, place): tensor
+        for index, part in parts.items()
+        for place, tensor in enumerate(part)
+        if tensor is not None
+    }
 
 
-def _versions(tensors: Sequence[Tensor | None]) -> list[int]:
+def _versions(originals: Originals) -> dict[Hashable, int]:
     """Numbers that grow with every change in place, where torch counts them."""
-    return [t._version for t in tensors if t is not None and not t.is_inference()]
+    return {key: t._version for key, t in originals.items() if not t.is_inference()}
 
 
 def _finish(made: Tensor) -> None:
@@ -200,7 +206,7 @@ class Packing(StableBuffers, Generic[C]):
     _packed: C | None = None
 
     @abstractmethod
-    def _originals(self) -> Sequence[Tensor | None]:
+    def _originals(self) -> Originals:
         """What can be packed; nothing if nothing can."""
         raise NotImplementedError
 
@@ -218,7 +224,8 @@ class Packing(StableBuffers, Generic[C]):
     def pack(self) -> C | None:
         """Pack what can be, unless that was done and nothing has changed."""
         if not self.fits(self._packed):
-            self._packed = self._copies() if self._originals() else None
+            with torch.inference_mode(False), torch.no_grad():
+                self._packed = self._copies() if self._originals() else None
         return self._packed
 
     def fits(self, copies: C | None) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from .coordinates import Coordinates, Prototypes
 from .data import check_rows
 from .hooks import evaluating, full_precision
-from .packed import Packed, Packing, Parts, tensors_of
+from .packed import Originals, Packed, Packing, Parts, originals_of
 from .posteriors import Posterior
 from .representations import capture
 
@@ -88,8 +88,8 @@ class Residual(Packing[Packed]):
             and (part := coordinates.parts) is not None
         }
 
-    def _originals(self) -> list[Tensor | None]:
-        return tensors_of(self._parts())
+    def _originals(self) -> Originals:
+        return originals_of(self._parts())
 
     def _copies(self) -> Packed:
         return Packed(self._parts())

@@ -122,7 +122,7 @@ def packed_mean_cubes(
     aligned: bool,
 ) -> Tensor:
     """See :func:`rgpr.fused.packed_mean_cubes`."""
-    together = torch.cat(rows, 1).contiguous()
+    together = torch.cat(rows, 1)
     (count, width), layers, blocks = together.shape, len(spans) - 1, len(table)
     parts = torch.empty(blocks, count, dtype=torch.float64, device=together.device)
     peaks = torch.empty(layers, count, dtype=torch.float32, device=together.device)
@@ -357,16 +357,9 @@ def _packed_mean_cubes(
     known = i < count
     h = rows + i.to(tl.int64)[:, None] * width + place
     # Some of the coordinates, and how close every center is.
-    one = tl.full([ROWS], 1, tl.float32)
-    largest, smaller = one, one[:, None]
-    z, closeness, large = _near(
-        h, known, n, padded, smaller, axes, onto, CLASSES, PRECISION, ROWS, COLUMNS, STEP
+    z, closeness, largest, smaller = _safe_products(
+        h, known, n, padded, axes, onto, CLASSES, PRECISION, ROWS, COLUMNS, STEP
     )
-    if tl.max(tl.max(large, 1), 0) > 0:
-        largest, smaller = _divisors(h, known, n, ROWS, STEP)
-        z, closeness, large = _near(
-            h, known, n, padded, smaller, axes, onto, CLASSES, PRECISION, ROWS, COLUMNS, STEP
-        )
     c, center = first + tl.arange(0, COLUMNS), tl.arange(0, CLASSES)
     closeness -= tl.load(centers + center, center < k, 0)[None, :] * smaller
     closeness = tl.where((center < k)[None, :], closeness, float("-inf"))
@@ -384,23 +377,6 @@ def _packed_mean_cubes(
 
 
 @triton.jit
-def _near(
-    h, known, n, padded, smaller, axes, onto, CLASSES: tl.constexpr,
-    PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
-    """Products of rows with axes and with centers, and where something is too large for them."""
-    z = tl.zeros([ROWS, COLUMNS], tl.float32)
-    closeness = tl.zeros([ROWS, CLASSES], tl.float32)
-    large = tl.zeros([ROWS, STEP], tl.int32)
-    for start in range(0, padded, STEP):
-        high, low, beyond = _entries(h, start, known, n, smaller, STEP)
-        large = large | beyond
-        z = _products(high, low, axes, start, padded, z, PRECISION, COLUMNS, STEP)
-        closeness = _products(high, low, onto, start, padded, closeness, PRECISION, CLASSES, STEP)
-    return z, closeness, large
-
-
-@triton.jit
 def _squares_by_block(
     rows, basis, weights, out, count, n, padded, classes, CLASSES: tl.constexpr,
     PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
@@ -410,19 +386,16 @@ def _squares_by_block(
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     known = i < count
     h = rows + i.to(tl.int64)[:, None] * n
-    smaller = tl.full([ROWS], 1, tl.float32)[:, None]
-    z, large = _along(h, known, n, padded, smaller, basis, PRECISION, ROWS, COLUMNS, STEP)
-    if tl.max(tl.max(large, 1), 0) > 0:
-        _, smaller = _divisors(h, known, n, ROWS, STEP)
-        z, large = _along(h, known, n, padded, smaller, basis, PRECISION, ROWS, COLUMNS, STEP)
+    z, _, _, smaller = _safe_products(
+        h, known, n, padded, basis, basis, 0, PRECISION, ROWS, COLUMNS, STEP
+    )
     c, output = block * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, CLASSES)
     inside = (c < n)[:, None] & (output < classes)[None, :]
     weight = tl.load(weights + c[:, None] * classes + output[None, :], inside, 0)
     high, low = _split(z * z)
     first, second = _split(weight)
-    total = tl.dot(low, first, input_precision=PRECISION)
-    total = tl.dot(high, second, total, input_precision=PRECISION)
-    total = tl.dot(high, first, total, input_precision=PRECISION)
+    total = tl.zeros([ROWS, CLASSES], tl.float32)
+    total = _added(high, low, first, second, total, PRECISION)
     larger = _inverse(smaller).to(tl.float64)
     place = out + (block * count + i)[:, None] * classes + output[None, :]
     both = known[:, None] & (output < classes)[None, :]
@@ -430,18 +403,44 @@ def _squares_by_block(
 
 
 @triton.jit
-def _along(
-    h, known, n, padded, smaller, axes,
+def _safe_products(
+    h, known, n, padded, axes, onto, CLASSES: tl.constexpr,
     PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Products of rows with axes, and where something is too large for them."""
+    """Products of rows, divided first where that is needed, and :func:`_divisors` of them."""
+    one = tl.full([ROWS], 1, tl.float32)
+    largest, smaller = one, one[:, None]
+    z, closeness, large = _products(
+        h, known, n, padded, smaller, axes, onto, CLASSES, PRECISION, ROWS, COLUMNS, STEP
+    )
+    if tl.max(tl.max(large, 1), 0) > 0:
+        largest, smaller = _divisors(h, known, n, ROWS, STEP)
+        z, closeness, large = _products(
+            h, known, n, padded, smaller, axes, onto, CLASSES, PRECISION, ROWS, COLUMNS, STEP
+        )
+    return z, closeness, largest, smaller
+
+
+@triton.jit
+def _products(
+    h, known, n, padded, smaller, axes, onto, CLASSES: tl.constexpr,
+    PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """Rows times axes, and times centers if there are classes; and what is too large for that."""
     z = tl.zeros([ROWS, COLUMNS], tl.float32)
+    closeness = z
+    if CLASSES > 0:
+        closeness = tl.zeros([ROWS, CLASSES], tl.float32)
     large = tl.zeros([ROWS, STEP], tl.int32)
     for start in range(0, padded, STEP):
         high, low, beyond = _entries(h, start, known, n, smaller, STEP)
         large = large | beyond
-        z = _products(high, low, axes, start, padded, z, PRECISION, COLUMNS, STEP)
-    return z, large
+        first, second = _some(axes, start, padded, COLUMNS, STEP)
+        z = _added(high, low, first, second, z, PRECISION)
+        if CLASSES > 0:
+            first, second = _some(onto, start, padded, CLASSES, STEP)
+            closeness = _added(high, low, first, second, closeness, PRECISION)
+    return z, closeness, large
 
 
 @triton.jit
@@ -461,17 +460,19 @@ def _split(value):
 
 
 @triton.jit
-def _products(
-    high, low, matrix, start, padded, total,
-    PRECISION: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
-    """Adds products with a block of :func:`rgpr.packed.in_blocks`.
+def _some(matrix, start, padded, COLUMNS: tl.constexpr, STEP: tl.constexpr):
+    """Some rows of a block of :func:`rgpr.packed.in_blocks`, in both parts."""
+    j, c = start + tl.arange(0, STEP), tl.arange(0, COLUMNS)
+    at = matrix + c[None, :] * padded + j[:, None]
+    return tl.load(at), tl.load(at + COLUMNS * padded)
+
+
+@triton.jit
+def _added(high, low, first, second, total, PRECISION: tl.constexpr):
+    """Adds a product of two matrices in two parts each.
 
     Three of four: those of what rounding took away on both sides are below float32's own rounding.
     """
-    j, c = start + tl.arange(0, STEP), tl.arange(0, COLUMNS)
-    at = matrix + c[None, :] * padded + j[:, None]
-    first, second = tl.load(at), tl.load(at + COLUMNS * padded)
     total = tl.dot(low, first, total, input_precision=PRECISION)
     total = tl.dot(high, second, total, input_precision=PRECISION)
     return tl.dot(high, first, total, input_precision=PRECISION)

@@ -34,7 +34,7 @@ from ..data import check_target, labelled, network_dtype_device, on_device
 from ..fused import in_graph, peak_out, weighted_squares
 from ..gaussian import DenseGaussian, DiagonalGaussian, Gaussian, standard_normal
 from ..hooks import at_least_float32, evaluating, full_precision, plain_module, watching
-from ..packed import Blocks, Packing, small
+from ..packed import Blocks, Originals, Packing, small
 from ..predictive import probit
 from .base import Posterior, outputs_of, register_posterior
 
@@ -102,14 +102,14 @@ class LastLayerLaplace(Packing[Blocks], Posterior):
     def forward(self, x: Tensor) -> Gaussian:
         return self._gaussian(*_point_and_features(self.network, self.head, x))
 
-    def _originals(self) -> list[Tensor | None]:
+    def _originals(self) -> Originals:
         if self.structure != "kron":
-            return []
+            return {}
         features, classes = self.spectrum.shape
-        return [self.in_basis] if small(features, classes, self.in_basis.dtype) else []
+        return {"in_basis": self.in_basis} if small(features, classes, self.in_basis.dtype) else {}
 
     def _copies(self) -> Blocks:
-        return Blocks(self.in_basis)
+        return Blocks(self._originals())
 
     def _gaussian(self, mean: Tensor, features: Tensor) -> Gaussian:
         with full_precision(features):
@@ -125,8 +125,7 @@ class LastLayerLaplace(Packing[Blocks], Posterior):
         features = features.to(next(self.buffers(recurse=False)).dtype)
         if self.structure == "kron":
             squares, scale = (features @ self.in_basis).square(), peak.double().square()
-            weighted = lambda weights: scale * (squares @ weights).double()  # noqa: E731
-            return _KroneckerGaussian(mean, weighted, self)
+            return _KroneckerGaussian(mean, partial(_scaled_products, scale, squares), self)
         if self.structure == "diag":
             variance = (features.square() @ self.weight).double() * peak.double().square()
             if self._has_bias:
@@ -181,6 +180,10 @@ def _point_and_features(network: nn.Module, name: str, x: Tensor) -> tuple[Tenso
             "on one feature vector per input"
         )
     return mean, seen[0]
+
+
+def _scaled_products(scale: Tensor, squares: Tensor, weights: Tensor) -> Tensor:
+    return scale * (squares @ weights).double()
 
 
 class _KroneckerGaussian(Gaussian):
