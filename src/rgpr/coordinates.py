@@ -8,10 +8,15 @@ kernel composed with a fixed map is a kernel, so all of this stays a Gaussian pr
 coordinates    :math:`\psi(h)`
 =============  ====================================================================================
 moments        ``(h - mean) / std`` of every unit: the paper's
-whitened       the principal axes around the mean, each in units of its own spread
-prototypes     the same around the nearest class mean, with the spread within classes: in hidden
-               layers what is strange is often *nearer* to the overall mean than the data are
+whitened       one number, the distance from the mean: the root of the mean squared deviation along
+               principal axes, each in units of its own spread
+prototypes     one number, the same distance from the nearest class mean, with the spread within
+               classes: in hidden layers what is strange is often *nearer* to the overall mean than
+               the data are
 =============  ====================================================================================
+
+A distance to the nearest of several points is continuous. The deviation from the nearest one is
+not: its direction jumps where another becomes the nearest. That is why prototypes give one number.
 
 Each can be taken of the ``raw`` representation (every entry a unit), of the ``pooled`` one (means
 over positions: one number a channel), or of the pooled one divided by its length
@@ -39,8 +44,8 @@ import torch
 from torch import Tensor
 
 from .data import Reservoir, one_of
-from .fused import from_nearest, mean_cubes, nearest_mean_cubes, peak_out, pooled
-from .hooks import at_least_float32
+from .fused import from_nearest, mean_cubes, nearest_cubes, peak_out, pooled
+from .hooks import at_least_float32, full_precision
 from .packed import Parts
 from .standardize import ClassMoments, Moments, StableBuffers
 
@@ -92,6 +97,11 @@ class Coordinates(StableBuffers):
 
     def _derive(self) -> None:
         """Make what follows from the tensors and is not saved."""
+
+    @property
+    def joint_units(self) -> int:
+        """How many units have a spread that was estimated jointly: few examples fit it too well."""
+        return 1
 
     @abstractmethod
     def unit_variance(self, h: Tensor) -> Tensor:
@@ -147,6 +157,16 @@ class Standardizer(Coordinates):
     def forward(self, h: Tensor) -> Tensor:
         return (reduce(h, self.of) - self.mean).div_(self.scale)
 
+    def spread_of(self, directions: Tensor) -> Tensor:
+        """See :meth:`Prototypes.spread_of`, with the root of the mean squared coordinate."""
+        back = directions * self.scale.double()
+        slopes: Tensor = len(self.mean) ** 0.5 * torch.linalg.vector_norm(back, dim=1)
+        return slopes
+
+    def anchors(self) -> Tensor:
+        """The mean as the one point from which distances are measured, ``(1, D)`` in float64."""
+        return self.mean.double()[None]
+
     def unit_variance(self, h: Tensor) -> Tensor:
         # Raw, it is read where it lies, whatever the order of its dimensions.
         rows = h if self.of == "raw" else reduce(h, self.of)
@@ -154,13 +174,17 @@ class Standardizer(Coordinates):
 
 
 class Prototypes(Coordinates):
-    """Deviations from the nearest prototype along principal axes, each in its own spread.
+    r"""The distance from the nearest prototype along principal axes, each in its own spread.
+
+    .. math:: \rho(h) = \min_k \sqrt{\tfrac1D \, \| (h - \mu_k) A \|^2}
 
     With one prototype this is whitening. The nearest one is found by products of matrices, so
-    thousands of them take no memory beyond a number for each pair.
+    thousands of them take no memory beyond a number for each pair. Rows are measured from the mean
+    of the prototypes before they are multiplied: activations far from zero would otherwise lose
+    their digits in differences of large products.
 
     Args:
-        means: ``(K, D)``.
+        means: :math:`\mu`, ``(K, D)``.
         covariance: ``(D, D)``, within classes; or the variances alone, ``(D,)``, which leaves
             the axes where they are.
         shrinkage: Share of the mean variance that is put in place of each direction's own:
@@ -171,9 +195,10 @@ class Prototypes(Coordinates):
     """
 
     kind = "prototypes"
-    needed = ("axes", "centers")
+    needed = ("axes", "centers", "origin")
     axes: Tensor
     centers: Tensor
+    origin: Tensor
     onto: Tensor
     halves: Tensor
 
@@ -198,12 +223,17 @@ class Prototypes(Coordinates):
             axes = vectors * values.rsqrt() / r
         dtype = at_least_float32(dtype)
         means = means.to(axes.dtype)
+        origin = means.mean(0).to(dtype)
+        # Measured from the origin as it is stored, whose rounding then cancels.
+        means = means - origin.to(axes.dtype)
         centers = means * axes if axes.dim() == 1 else means @ axes
-        super().__init__(of, {"axes": axes.to(dtype), "centers": centers.to(dtype)})
+        tensors = {"axes": axes.to(dtype), "centers": centers.to(dtype), "origin": origin}
+        super().__init__(of, tensors)
 
     def _derive(self) -> None:
         dense = self.axes.dim() == 2
-        closeness = self.axes @ self.centers.T if dense else (self.axes * self.centers).T
+        with full_precision(self.axes):
+            closeness = self.axes @ self.centers.T if dense else (self.axes * self.centers).T
         # One product gives the coordinates and how close each center is.
         onto = torch.cat([self.axes, closeness], 1) if dense else closeness
         self.register_buffer("onto", onto, persistent=False)
@@ -213,37 +243,61 @@ class Prototypes(Coordinates):
         super()._load_from_state_dict(*arguments)
         self._derive()
 
+    @property
+    def joint_units(self) -> int:
+        return len(self.origin)
+
     def forward(self, h: Tensor) -> Tensor:
-        rows, peak = peak_out(self._rows(h))
-        z = from_nearest(self._products(rows), self.centers, self.halves, peak) * peak
+        """The distance, ``(B, 1)`` in float64."""
+        rows, peak = peak_out(self._rows(h) - self.origin)
+        z = from_nearest(self._products(rows), self.centers, self.halves, peak).double()
+        distance = z.square().mean(1, keepdim=True).sqrt() * peak.double()
         # An infinite entry is infinitely far, and not the NaN of its product with a zero.
-        return torch.where(peak.isfinite(), z, peak)
+        return torch.where(peak.isfinite(), distance, peak)
 
     def unit_variance(self, h: Tensor) -> Tensor:
-        rows = self._rows(h)
+        rows = self._rows(h) - self.origin
         if h.device.type == "cpu" and not torch.compiler.is_compiling():
             # Looking at a value costs nothing here: only rows that overflow need their peak out.
-            products = self._products(rows)
-            u = nearest_mean_cubes(products, self.centers, self.halves, None, self.offset)
+            u = nearest_cubes(self._products(rows), self.centers, self.halves, None, self.offset)
             finite = u.isfinite()
             return u if bool(finite.all()) else torch.where(finite, u, self._safely(rows))
         return self._safely(rows)
 
     def _safely(self, rows: Tensor) -> Tensor:
         rows, peak = peak_out(rows)
-        products = self._products(rows)
-        return nearest_mean_cubes(products, self.centers, self.halves, peak, self.offset)
+        return nearest_cubes(self._products(rows), self.centers, self.halves, peak, self.offset)
 
     @property
     def parts(self) -> Parts | None:
         """What can be packed with other layers, if it can and their rows can wait."""
-        parts = Parts(self.onto, self.centers, self.halves, self.offset)
+        parts = Parts(self.origin, self.onto, self.centers, self.halves, self.offset)
         return parts if self.of != "raw" and parts.fit else None
 
     def rows(self, h: Tensor) -> Tensor:
         """What is to be measured of a representation, in memory of its own."""
         rows = self._rows(h)
         return rows.clone() if shares_memory(h, self.of) and rows.dtype == h.dtype else rows
+
+    def spread_of(self, directions: Tensor) -> Tensor:
+        r"""How much ``directions @ h`` can grow with the distance: bounds of its slope, ``(M,)``.
+
+        For :math:`d = h - \mu_k` with coordinates :math:`z = d A`, a product :math:`w^\top d` is
+        :math:`z A^{-1} w`, so :math:`|w^\top d| \le \sqrt D \rho\, \|A^{-1} w\|`.
+
+        Args:
+            directions: :math:`w`, ``(M, D)`` in float64.
+        """
+        axes = self.axes.double()
+        back = directions / axes if axes.dim() == 1 else torch.linalg.solve(axes, directions.T).T
+        slopes: Tensor = len(self.origin) ** 0.5 * torch.linalg.vector_norm(back, dim=1)
+        return slopes
+
+    def anchors(self) -> Tensor:
+        """The prototypes as representations, ``(K, D)`` in float64."""
+        axes, centers = self.axes.double(), self.centers.double()
+        means = centers / axes if axes.dim() == 1 else torch.linalg.solve(axes.T, centers.T).T
+        return means + self.origin.double()
 
     def _rows(self, h: Tensor) -> Tensor:
         return reduce(h, self.of).to(self.axes.dtype)
@@ -307,9 +361,9 @@ class Strategy:
     Args:
         coordinates: ``"moments"``, ``"whitened"`` or ``"prototypes"``.
         of: ``"raw"``, ``"pooled"`` or ``"normalised"``.
-        offset: The quantile of each coordinate's distance on the training data at which the
-            features start; 1 for its maximum, ``None`` for the origin. The maximum of moments is
-            exact; other quantiles are those of an even sample of rows, 64 MiB at most.
+        offset: The quantile of each coordinate's size on the training data at which the features
+            start; 1 for its maximum, ``None`` for the origin. The maximum of moments is exact;
+            other quantiles are those of an even sample of rows, 64 MiB at most.
         shrinkage: Of the covariance; see :class:`Prototypes`.
     """
 
@@ -332,32 +386,19 @@ class ResidualRecipe:
     """Strategies of a whole residual.
 
     Args:
-        input: Of the input; moments of every entry, so that the theorem holds.
-        hidden: Of all other representations.
-        tied: How strongly tuning holds the layers to equal shares of the variance: the weight of
-            the squared deviations of their logarithms. Free shares fit the outliers they are
-            tuned with, and others worse.
-        input_share: The input's share of the variance in relation to a hidden layer's, there.
-        calibrated: Whether tuning for outliers ends with a calibration that keeps the ranking,
-            see :func:`rgpr.predictive.calibrated`.
-        ood_weight: Of the outliers, unless ``tune`` is told another.
-        max_ece_increase: The calibration budget, unless ``tune`` is told another.
+        input: Strategy of the input; moments of every entry, so that the theorem holds.
+        hidden: Strategy of all other representations.
+        combine: How the representations become one variance: ``"sum"``, the paper's, or
+            ``"onset"``, which is zero up to a bound on their geometric mean; see
+            :class:`rgpr.residual.Residual`.
     """
 
     input: Strategy = Strategy()
     hidden: Strategy = Strategy()
-    tied: float = 0.0
-    input_share: float = 1.0
-    calibrated: bool = False
-    ood_weight: float = 0.5
-    max_ece_increase: float | None = None
+    combine: str = "sum"
 
     def __post_init__(self) -> None:
-        for name, allowed in (("tied", self.tied >= 0), ("ood_weight", self.ood_weight >= 0)):
-            if not allowed:
-                raise ValueError(f"{name} = {getattr(self, name)} must not be negative")
-        if not self.input_share > 0:
-            raise ValueError(f"input_share = {self.input_share} must be positive")
+        one_of("combine", self.combine, ("sum", "onset"))
         if (self.input.coordinates, self.input.of) != ("moments", "raw"):
             raise ValueError(
                 "the input needs coordinates='moments' of='raw': bounded coordinates do not grow "
@@ -366,15 +407,8 @@ class ResidualRecipe:
 
 
 RESIDUALS = {
+    "onset": ResidualRecipe(hidden=Strategy("prototypes", "pooled"), combine="onset"),
     "paper": ResidualRecipe(),
-    "adaptive": ResidualRecipe(
-        hidden=Strategy("prototypes", "pooled"),
-        tied=0.1,
-        input_share=0.1,
-        calibrated=True,
-        ood_weight=32.0,
-        max_ece_increase=0.005,
-    ),
 }
 
 
@@ -408,15 +442,18 @@ class Collector:
         waits = coordinates != "moments" and shares_memory(h, of)
         return reduce(h, of).clone() if waits else reduce(h, of)
 
-    def merge(self, state: dict[str, Any]) -> None:
-        """Take in what another collector saw; see :attr:`state`."""
+    def merge(self, state: dict[str, Any], sign: int = 1) -> None:
+        """Take in what another collector saw; see :attr:`state`.
+
+        With the sign -1 its sums are taken out again; rows kept for quantiles stay.
+        """
         self.dtype = state["dtype"]
-        self.moments.merge(state["moments"])
+        self.moments.merge(state["moments"], sign)
         if state["classes"] is not None:
             if self.classes is None:
                 self.classes = ClassMoments(state["count"], diagonal=state["diagonal"])
-            self.classes.merge(state["classes"])
-        if state["rows"] is not None:
+            self.classes.merge(state["classes"], sign)
+        if state["rows"] is not None and sign > 0:
             if self.rows is None:
                 self.rows = Reservoir(state["kept"])
             self.rows.merge(state["rows"])

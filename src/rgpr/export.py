@@ -1,4 +1,4 @@
-"""The whole model as one graph: network, base posterior, residual and probit.
+"""The whole model as one graph: network, base posterior, residual, probabilities and score.
 
 What comes out needs neither this library nor laplace-torch to run. The batch is dynamic.
 """
@@ -32,13 +32,24 @@ class _Predict(nn.Module):
         return self.model.forward(x)  # and not a compiled call
 
 
-def program(model: RGPR, example: Tensor, *, dynamic: bool = True) -> torch.export.ExportedProgram:
+class _Everything(_Predict):
+    """That, the score and, of a calibrated model, the p-value, from one pass."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.model._everything(x)
+
+
+def program(
+    model: RGPR, example: Tensor, *, dynamic: bool = True, everything: bool = False
+) -> torch.export.ExportedProgram:
     """The model as a ``torch.export`` program.
 
     Args:
         model: A fitted model.
         example: An input batch; its values do not matter.
         dynamic: For any batch size, instead of that of the example alone.
+        everything: Return the score, and the p-value of a calibrated model, beside what a plain
+            call returns.
 
     Raises:
         RuntimeError: The model was not fitted.
@@ -51,7 +62,7 @@ def program(model: RGPR, example: Tensor, *, dynamic: bool = True) -> torch.expo
         example = example.new_zeros(2, *example.shape[1:])
     # On a GPU some operations take no more than 65535 rows, and a named dimension would be refused.
     batch = torch.export.Dim.DYNAMIC if example.is_cuda else torch.export.Dim("batch")
-    module = _Predict(model)
+    module = _Everything(model) if everything else _Predict(model)
     with torch.no_grad(), evaluating(module):
         return torch.export.export(
             module,
@@ -64,8 +75,8 @@ def program(model: RGPR, example: Tensor, *, dynamic: bool = True) -> torch.expo
 def onnx(model: RGPR, path: str | os.PathLike[str], example: Tensor) -> Path:
     """Write the model as an ONNX file, atomically.
 
-    The graph has the input ``x`` and the output ``probabilities``, or for regression ``mean`` and
-    ``covariance``.
+    The graph has the input ``x`` and the outputs ``probabilities`` (for regression ``mean`` and
+    ``covariance``), ``score`` and, of a calibrated model, ``p_value``.
 
     Args:
         model: A fitted model.
@@ -76,8 +87,9 @@ def onnx(model: RGPR, path: str | os.PathLike[str], example: Tensor) -> Path:
         The path.
     """
     names = ["probabilities"] if model.likelihood == "classification" else ["mean", "covariance"]
+    names += ["score"] if model._references is None else ["score", "p_value"]
     with replacing(path) as temporary:  # a folder that is not there is refused before the work
-        exported = program(model, example)
+        exported = program(model, example, everything=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about names of dynamic dimensions
             graph = torch.onnx.export(

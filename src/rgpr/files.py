@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from typing import Any
 
 import torch
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 from .coordinates import Coordinates, ResidualRecipe, Strategy
 from .data import network_dtype_device
 from .hooks import plain_module
-from .model import RGPR
+from .model import _LEARNED, RGPR
 from .posteriors import Posterior
-from .residual import Residual
+from .residual import CLASS_UNIT, Residual
 from .storage import check_same_network, read, write
 
 __all__ = ["load", "save"]
@@ -31,9 +32,11 @@ def save(model: RGPR, path: str | os.PathLike[str]) -> None:
         )
     tensors = {f"network.{k}": t for k, t in posterior.network.state_dict().items()}
     tensors |= {f"posterior.{k}": t for k, t in posterior.own_tensors().items()}
-    tensors |= {"sigma2": residual.sigma2, "temperature": model.temperature}
-    optional = {"calibration": model.calibration, "threshold": model._threshold}
-    tensors |= {name: tensor for name, tensor in optional.items() if tensor is not None}
+    own = {name: t for name, t in residual.named_buffers(recurse=False) if t is not None}
+    tensors |= {f"residual.{name}": tensor for name, tensor in own.items()}
+    tensors["temperature"] = model.temperature
+    learned = {name: getattr(model, name) for name in _LEARNED}
+    tensors |= {f"learned.{name}": t for name, t in learned.items() if t is not None}
     every = [residual.at(index) for index in range(len(model._layers))]
     for index, coordinates in enumerate(every):
         tensors |= {f"layer.{index}.{k}": t for k, t in coordinates.state_dict().items()}
@@ -45,6 +48,7 @@ def save(model: RGPR, path: str | os.PathLike[str]) -> None:
         "coordinates": [coordinates.config() for coordinates in every],
         "residual": dataclasses.asdict(model.recipe),
         "input_shape": list(model._input_shape or ()),
+        "fit_count": model._fit_count,
         "nan": model.nan,
     }
     write(path, tensors, about)
@@ -52,6 +56,9 @@ def save(model: RGPR, path: str | os.PathLike[str]) -> None:
 
 def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
     """The model that :meth:`RGPR.save` wrote.
+
+    Files of rgpr 0.1 with ``residual="paper"`` load as well. Those with its default residual, which
+    this version replaced, are refused: fit such a model again.
 
     Args:
         path: The file.
@@ -62,32 +69,36 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
         FileNotFoundError: There is no such file.
         ValueError: The file is damaged or not ours, or belongs to another network.
     """
-    tensors, about = read(path)
+    tensors, about, version = read(path)
     network = plain_module(network)
-
-    def part(prefix: str) -> dict[str, Tensor]:
-        return {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}
-
-    weights = part("network.")
+    weights = _part(tensors, "network.")
     check_same_network(weights, network, path)
     try:
+        if version == 1:
+            tensors, about = _from_first_format(tensors, about, path)
         kind, layers = about["posterior"], about["layers"]
         if kind not in Posterior.kinds:
             raise ValueError(
                 f"{path} holds a posterior of kind '{kind}', known here: "
                 f"{sorted(Posterior.kinds)}; import the module that defines it, or upgrade rgpr"
             )
-        posterior = Posterior.kinds[kind].from_saved(network, about["config"], part("posterior."))
+        config, own = about["config"], _part(tensors, "posterior.")
+        posterior = Posterior.kinds[kind].from_saved(network, config, own)
         recipe = _recipe_from_json(about["residual"])
         model = RGPR(posterior, layers, about["likelihood"], residual=recipe, nan=about["nan"])
         coordinates = [
-            Coordinates.from_saved(config, part(f"layer.{index}."))
+            Coordinates.from_saved(config, _part(tensors, f"layer.{index}."))
             for index, config in enumerate(about["coordinates"])
         ]
-        model.residual = Residual(coordinates, tensors["sigma2"])
+        residual = Residual(coordinates, combine=recipe.combine)
+        scales = _part(tensors, "residual.")
+        for name, buffer in list(residual.named_buffers(recurse=False)):
+            if buffer is not None:
+                setattr(residual, name, scales[name].to(buffer))
+        model.residual, model._fit_count = residual, about["fit_count"]
         model.temperature = tensors["temperature"]
-        model.calibration = tensors.get("calibration")
-        model._threshold = tensors.get("threshold")
+        for name, tensor in _part(tensors, "learned.").items():
+            setattr(model, name, tensor)
         model._layers, model._input_shape = layers, torch.Size(about["input_shape"])
     except KeyError as missing:
         raise ValueError(f"{path} is incomplete: it has no {missing}; save it again") from missing
@@ -96,6 +107,35 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
     return model if device is None else model.to(device)
 
 
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}
+
+
 def _recipe_from_json(about: dict[str, Any]) -> ResidualRecipe:
     strategies = {name: Strategy(**about[name]) for name in ("input", "hidden")}
     return ResidualRecipe(**{**about, **strategies})
+
+
+def _from_first_format(
+    tensors: dict[str, Tensor], about: dict[str, Any], path: Any
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What rgpr 0.1 wrote, in today's form."""
+    if any(config["kind"] != "moments" for config in about["coordinates"]):
+        raise ValueError(
+            f"{path} was saved by rgpr 0.1 with a residual that version 0.2 replaced; wrap the "
+            "network again: rgpr.RGPR(network).fit(train_loader)"
+        )
+    if "calibration" in tensors or "threshold" in tensors:
+        warnings.warn(
+            f"{path} was saved by rgpr 0.1; its confidence threshold is left out. Call "
+            "model.calibrate(val_loader), whose flags keep a promise",
+            stacklevel=4,
+        )
+    sigma2 = tensors["sigma2"]
+    recipe = {name: about["residual"][name] for name in ("input", "hidden")}
+    scales = {
+        "residual.sigma2": sigma2,
+        "residual.typical": torch.ones_like(sigma2),  # scores in other units, the same ranking
+        "residual.unit": torch.full_like(sigma2[0], CLASS_UNIT),
+    }
+    return tensors | scales, about | {"residual": recipe | {"combine": "sum"}, "fit_count": 0}

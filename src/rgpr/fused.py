@@ -32,8 +32,8 @@ __all__ = [
     "kernels_in_graphs",
     "kernels_take",
     "mean_cubes",
-    "nearest_mean_cubes",
-    "packed_mean_cubes",
+    "nearest_cubes",
+    "packed_cubes",
     "peak_out",
     "pooled",
     "weighted_squares",
@@ -107,10 +107,13 @@ def peak_out(h: Tensor) -> tuple[Tensor, Tensor]:
     return h / peak, peak
 
 
-def nearest_mean_cubes(
+def nearest_cubes(
     products: Tensor, centers: Tensor, halves: Tensor, peak: Tensor | None, offset: Tensor | None
 ) -> Tensor:
-    """A third of the mean cube of the distances from the nearest center, ``(B,)`` in float64.
+    r""":math:`\frac13 (\rho - c)_+^3`, ``(B,)`` in float64, of the distance to the nearest center.
+
+    :math:`\rho` is the root of the mean squared coordinate of the deviation. It is a minimum over
+    the centers, so it has no jump where another center becomes the nearest.
 
     Args:
         products: ``(B, N + K)``: rows in the coordinates of the centers, and their products with
@@ -119,19 +122,22 @@ def nearest_mean_cubes(
         halves: ``(K,)``: half of each center's squared length.
         peak: ``(B, 1)``, see :func:`peak_out`. Where it is not finite, it is the answer. ``None``
             for ones.
-        offset: ``(N,)``, or ``None`` for zeros.
+        offset: :math:`c`, one number, or ``None`` for zero.
     """
     kernels = _kernels(products)
     if kernels is not None and peak is not None:
-        found: Tensor = kernels.nearest_mean_cubes(products, centers, halves, peak, offset)
+        found: Tensor = kernels.nearest_cubes(products, centers, halves, peak, offset)
         return found
-    distance = from_nearest(products, centers, halves, peak).abs_()
-    if offset is not None:
-        distance = distance.sub_(offset if peak is None else offset / peak).clamp_min_(0)
-    if peak is None:
-        return _cubed(distance)
-    peak = peak[:, 0].double()
-    return torch.where(peak.isfinite(), peak**3 * _cubed(distance), peak)
+    squared = from_nearest(products, centers, halves, peak).double().square().mean(1)
+    wide = None if peak is None else peak[:, 0].double()
+    if offset is None:
+        cubes = squared.pow(1.5) / 3
+        return cubes if wide is None else torch.where(wide.isfinite(), wide**3 * cubes, wide)
+    # The root's slope at zero is infinite; far below the offset the sliver changes nothing.
+    distance = (squared + 1e-300).sqrt()
+    distance = distance if wide is None else wide * distance
+    cubes = (distance - offset).clamp_min(0).pow(3) / 3
+    return cubes if wide is None else torch.where(wide.isfinite(), cubes, wide)
 
 
 def from_nearest(products: Tensor, centers: Tensor, halves: Tensor, peak: Tensor | None) -> Tensor:
@@ -155,19 +161,19 @@ def few_rows(x: Tensor) -> bool:
     return len(x) <= _FEW_ROWS
 
 
-def packed_mean_cubes(rows: Sequence[Tensor], *arguments: Any) -> Tensor:
-    """:func:`nearest_mean_cubes` of ``L`` representations at once, ``(B, L)`` in float64.
+def packed_cubes(rows: Sequence[Tensor], *arguments: Any) -> Tensor:
+    """:func:`nearest_cubes` of ``L`` representations at once, ``(B, L)`` in float64.
 
-    By a kernel alone, see :func:`kernels_take`.
+    Only a kernel does this, see :func:`kernels_take`.
 
     Args:
         rows: Of each representation ``(B, N)`` in float32, not yet in the coordinates of the
             centers.
         arguments: Those of :class:`rgpr.packed.Packed`.
     """
-    # Whatever other threads do: that it is possible was found when the pass began.
+    # Whether kernels can be used was found when the pass began, whatever other threads do since.
     kernels = _operators(rows[0]) or _triton(rows[0].device)
-    found: Tensor = kernels.packed_mean_cubes(rows, *arguments)
+    found: Tensor = kernels.packed_cubes(rows, *arguments)
     return found
 
 
@@ -191,8 +197,10 @@ def fused_probit(
     variance: Tensor,
     u: Tensor,
     sigma2: Tensor,
+    onset: Tensor | None,
+    exponents: Tensor,
+    share: float,
     temperature: Tensor,
-    calibration: Tensor | None,
     far: float,
 ) -> Tensor | None:
     """All that follows a pass through the network, as one kernel; ``None`` where there is none.
@@ -205,14 +213,19 @@ def fused_probit(
         variance: ``(B, C)`` in float64, the base's.
         u: ``(B, L)`` in float64.
         sigma2: ``(L,)`` in float64.
+        onset: One number in float64, or ``None`` for the sum over the layers; see
+            :class:`rgpr.residual.Residual`, also for the next two.
+        exponents: ``(L,)`` in float64.
+        share: Weight of the sum beside the geometric mean.
         temperature: One number in float64.
-        calibration: Likewise, or ``None``.
         far: The ``u`` of the input beyond which a network may overflow.
     """
     kernels = _kernels(u, mean, variance)
     if kernels is None or not 1 < mean.shape[1] <= kernels.MOST_CLASSES:
         return None
-    found: Tensor = kernels.probit(mean, variance, u, sigma2, temperature, calibration, far)
+    found: Tensor = kernels.probit(
+        mean, variance, u, sigma2, onset, exponents, share, temperature, far
+    )
     return found
 
 

@@ -6,9 +6,11 @@ they outgrow float32 by far.
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -86,6 +88,12 @@ class Gaussian(ABC):
     @abstractmethod
     def noise(self, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Samples with mean zero, ``(S, B, C)``."""
+
+    def with_mean(self, mean: Tensor) -> Self:
+        """The same covariance around another mean; this Gaussian stays as it is."""
+        other = copy.copy(self)
+        other.mean = mean
+        return other
 
     def sample(self, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Samples, ``(S, B, C)``."""

@@ -9,25 +9,23 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from .answers import conformal
+from .answers.calibration import Calibration, calibrate
+from .answers.limits import at_limit, far, finite_outputs, known, set_limit
+from .answers.predictions import deviations, log_probabilities
+from .answers.score import score
 from .certificate import Certificate, certify
 from .coordinates import RESIDUALS, ResidualRecipe
-from .data import (
-    check_input,
-    check_n_samples,
-    inputs_and_targets,
-    network_dtype_device,
-    on_device,
-    one_of,
-)
-from .explanation import Explanation
+from .data import check_input, check_n_samples, network_dtype_device, one_of
+from .explanation import Explanation, explain
 from .fitting import fit
 from .fused import fused_probit
 from .gaussian import Gaussian, standard_normal, symmetric_normal
 from .hooks import full_precision
 from .posteriors import Posterior, as_posterior
-from .predictive import bridge, calibrated, monte_carlo, probit
+from .predictive import bridge, monte_carlo, probit, twice_probit
 from .representations import LayerChoice, check_layers
-from .residual import Residual
+from .residual import SHARE, Residual
 from .standardize import StableBuffers
 from .tuning.result import TuningResult
 from .tuning.run import tune
@@ -35,14 +33,24 @@ from .tuning.run import tune
 __all__ = ["RGPR"]
 
 T = TypeVar("T")
+# Tensors that a fit or a calibration makes: there or not, and of whatever size.
+_LEARNED = (
+    "_given_sigma2",
+    "_given_onset",
+    "_given_temperature",
+    "_fit_keys",
+    "_references",
+    "_label_scores",
+)
 
 
 class RGPR(StableBuffers):
-    r"""Adds :math:`N(0, v(x) I)` to the outputs of ``base``: near zero at the data, cubic far away.
+    r"""Adds :math:`N(0, v(x) I)` to the outputs of ``base``: zero at the data, cubic far away.
 
     Near the data the predictions stay those of ``base``; as an input is scaled away from it the
-    confidence goes to ``1 / C``. The network is never changed: it is evaluated in evaluation mode
-    and its own modes come back after every call.
+    confidence goes to ``1 / C``. Beside probabilities there is :meth:`score`, how strange an input
+    is. The network is never changed: it is evaluated in evaluation mode and its own modes come
+    back after every call.
 
     Args:
         base: An ``nn.Module`` (a point estimate) that returns logits or regression outputs, a
@@ -51,8 +59,9 @@ class RGPR(StableBuffers):
             hidden stages, names of modules, globs, or a function of (name, module) to bool.
         likelihood: ``"classification"`` or ``"regression"``; by default what ``base`` was
             fitted for, else classification.
-        residual: ``"paper"``, ``"adaptive"`` or a :class:`rgpr.coordinates.ResidualRecipe`: in
-            which coordinates the distance from the data is measured.
+        residual: ``"onset"`` (exactly zero at most data), ``"paper"`` or a
+            :class:`rgpr.ResidualRecipe`: in which coordinates the distance from the data is
+            measured, and how the representations become one variance.
         nan: What a row with a NaN gets: ``"propagate"`` (NaN, in that row alone) or ``"raise"``,
             which has to wait for the device at every call.
 
@@ -67,13 +76,19 @@ class RGPR(StableBuffers):
         torch.Size([64, 3])
         >>> bool((model(1e12 * x) - 1 / 3).abs().max() < 1e-3)
         True
+        >>> bool((model.score(1e3 * x) > model.score(x)).all())
+        True
     """
 
     posterior: Posterior
     residual: Residual | None
     _temperature: Tensor
-    _calibration: Tensor | None
-    _threshold: Tensor | None
+    _given_sigma2: Tensor | None
+    _given_onset: Tensor | None
+    _given_temperature: Tensor | None
+    _fit_keys: Tensor | None
+    _references: Tensor | None
+    _label_scores: Tensor | None
 
     def __init__(
         self,
@@ -81,7 +96,7 @@ class RGPR(StableBuffers):
         layers: LayerChoice = "auto",
         likelihood: str | None = None,
         *,
-        residual: str | ResidualRecipe = "adaptive",
+        residual: str | ResidualRecipe = "onset",
         nan: str = "propagate",
     ) -> None:
         super().__init__()
@@ -107,24 +122,28 @@ class RGPR(StableBuffers):
         check_layers(self.posterior.network, layers)
         self._layers: list[str] = []
         self._input_shape: torch.Size | None = None
+        self._fit_count = 0
         self.residual = None
         device = network_dtype_device(self.posterior.network)[1]
         one = torch.ones((), dtype=torch.float64, device=device)
         self.register_buffer("_temperature", one)
-        self.register_buffer("_calibration", None)
-        self.register_buffer("_threshold", None)
+        for name in _LEARNED:
+            self.register_buffer(name, None)
 
     # -- fitting ---------------------------------------------------------------------------------
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def fit(self, train_loader: Iterable[Any], *, r: float = 1.0, progress: bool = True) -> RGPR:
-        """Learn the moments of every representation in one pass over the training inputs.
+        """Learn how far every representation usually is, in one pass over the training inputs.
 
-        Also sets ``sigma2`` to harmless values: equal shares of a variance of 0.1 at the 95 %
-        quantile of up to 256 training inputs, drawn evenly from the pass; for regression, of 0.1
-        times the variance of the outputs on them. Either all of it succeeds or the model stays
-        as it was.
+        Also sets where the variance sets in and how fast it grows, from up to 512 training inputs
+        that are drawn evenly from the pass: nineteen of twenty inputs like them get none, and at
+        twice the strangeness of the onset logits are divided by the root of two. With
+        ``residual="paper"`` it sets ``sigma2`` to equal shares of a variance of 0.1 at the 95 %
+        quantile of 256 of them instead. The unit of a regression's variance is 0.1 times the
+        variance of its outputs on these inputs. Either all of it succeeds or the model stays as
+        it was.
 
         Args:
             train_loader: Yields ``(x, y)``, ``x`` or dicts; batches are moved to the network's
@@ -144,8 +163,13 @@ class RGPR(StableBuffers):
         fitted = fit(
             self.posterior, self._choice, self.recipe, self.likelihood, train_loader, r, progress
         )
-        self._layers, self._input_shape, self.residual = fitted
-        self.temperature = 1.0
+        self._layers, self._input_shape = fitted.layers, fitted.shape
+        self.residual, self._fit_count = fitted.residual, fitted.count
+        for name in _LEARNED:
+            setattr(self, name, None)
+        self._fit_keys = fitted.keys
+        self._temperature = torch.ones_like(self._temperature)
+        self._keep_given()
         return self
 
     @property
@@ -158,7 +182,8 @@ class RGPR(StableBuffers):
     def sigma2(self) -> Tensor:
         """Scale of each representation's kernel, ``(L,)``. Zero switches one off; settable.
 
-        Setting it drops a calibration and a threshold, which belong to other scales.
+        All zeros give the base's answers exactly. Setting it drops what :meth:`calibrate` found
+        for sets and intervals, which belong to other scales; p-values stay.
         """
         return self._fitted().sigma2
 
@@ -174,14 +199,15 @@ class RGPR(StableBuffers):
         if not bool((new.isfinite() & (new >= 0)).all()):
             raise ValueError(f"sigma2 = {new.tolist()} must be finite and not negative")
         residual.sigma2 = new.expand_as(residual.sigma2).clone()
-        self._forget()
+        self._keep_given()
 
     @property
     def temperature(self) -> Tensor:
         """What goes into the final softmax is divided by it; 1 at first, settable.
 
         It changes how sharp probabilities are, but neither which class wins nor the limit far
-        away, where what it divides goes to zero. Setting it drops a calibration and a threshold.
+        away, where what it divides goes to zero. Setting it drops what :meth:`calibrate` found for
+        sets and intervals; p-values stay.
         """
         return self._temperature
 
@@ -191,47 +217,86 @@ class RGPR(StableBuffers):
         if not 0 < number < torch.inf:
             raise ValueError(f"temperature = {number} must be positive and finite")
         self._temperature = torch.full_like(self._temperature, number)
-        self._forget()
+        if self.residual is not None:
+            self._keep_given()
 
-    @property
-    def calibration(self) -> Tensor | None:
-        """What :meth:`tune` multiplies the evidence for the winning class by, if it does; settable.
+    def _keep_given(self) -> None:
+        """Remember the scales that the fit or the user set: sets and intervals are ranked by them.
 
-        See :func:`rgpr.predictive.calibrated`. Setting it drops a threshold.
+        Those that :meth:`calibrate` chooses depend on the very data that it ranks.
         """
-        return self._calibration
+        residual = self._fitted()
+        self._given_sigma2, self._given_onset = residual.sigma2, residual.onset
+        self._given_temperature = self._temperature
+        self._label_scores = None
 
-    @calibration.setter
-    def calibration(self, value: float | Tensor | None) -> None:
-        number = 1.0 if value is None else float(value)
-        if not 0 < number < torch.inf:
-            raise ValueError(f"calibration = {number} must be positive and finite, or None")
-        self._forget()
-        self._calibration = None if value is None else torch.full_like(self._temperature, number)
-
-    def _forget(self) -> None:
-        """What was fitted to predictions that have changed."""
-        self._calibration = self._threshold = None
+    def _as_given(self) -> tuple[Residual, Tensor]:
+        """The residual and the temperature with those scales."""
+        assert self._given_sigma2 is not None
+        assert self._given_temperature is not None
+        residual = self._fitted().rescaled(self._given_sigma2, self._given_onset)
+        return residual, self._given_temperature
 
     def _load_from_state_dict(self, state_dict, prefix, *rest):  # type: ignore[no-untyped-def]
-        for name in ("_calibration", "_threshold"):  # there, or not, as in the state
-            there = prefix + name in state_dict
-            setattr(self, name, torch.empty_like(self._temperature) if there else None)
+        for name in _LEARNED:  # there, or not, and of the size that they have in the state
+            saved = state_dict.get(prefix + name)
+            there = None if saved is None else torch.empty_like(saved, device=self._device)
+            setattr(self, name, there)
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    @property
+    def _device(self) -> torch.device:
+        return self._temperature.device
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def calibrate(
+        self,
+        val_loader: Iterable[Any],
+        *,
+        max_nll_increase: float = 0.005,
+        progress: bool = True,
+    ) -> Calibration:
+        """Learn from held-out data what only such data can tell; one pass over them.
+
+        - References for :meth:`p_value` and :meth:`flag`, from the inputs alone.
+        - With labels, what :meth:`predict_set` and :meth:`interval` promise.
+        - With at least 100 labelled examples, the temperature (never below its present value) and
+          where and how fast the residual's variance sets in: as fast as the budget allows, up to
+          three times the unit at twice the onset, from the 90 % quantile of these data on.
+
+        It never makes the residual weaker than the fit left it: beyond twice the onset no input
+        gets less variance, and where the onset did not have to move none does. It never makes the
+        likelihood of these data worse than the budget says. Calibrating again starts anew.
+
+        Args:
+            val_loader: Yields ``(x, y)`` or ``x``, held out from training and exchangeable with
+                what is to be predicted.
+            max_nll_increase: How much the mean negative log-likelihood of these data may rise
+                above the base's.
+            progress: Show a progress bar where there is a terminal.
+
+        Returns:
+            What was done; ``print`` it.
+
+        Raises:
+            RuntimeError: The model was not fitted.
+            ValueError: No example, labels that do not fit the outputs, or a negative budget.
+        """
+        return calibrate(self, val_loader, max_nll_increase, progress)
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def tune(
         self,
         val_loader: Iterable[Any],
-        objective: str | None = None,
+        objective: str = "likelihood",
         ood: Iterable[Any] | None = None,
         ood_weight: float | None = None,
         *,
         link_approx: str = "probit",
         n_samples: int = 20,
         temperature: bool = False,
-        calibrate: bool | None = None,
         max_nll_increase: float | None = None,
         max_ece_increase: float | None = None,
         noise: float | None = None,
@@ -239,7 +304,10 @@ class RGPR(StableBuffers):
         seed: int = 0,
         progress: bool = True,
     ) -> TuningResult:
-        r"""Choose ``sigma2`` in seconds: one pass over the data, then never the network again.
+        r"""Choose the paper's ``sigma2`` in seconds: one pass, then never the network again.
+
+        For ``residual="paper"`` and recipes with ``combine="sum"``; the default residual needs no
+        tuning and is set by :meth:`calibrate`.
 
         ``"likelihood"`` maximises the mean log-likelihood of validation data (the paper's
         :math:`L_\text{LL}`). ``"ood"`` adds ``ood_weight`` times the mean, over outliers, of the
@@ -251,30 +319,24 @@ class RGPR(StableBuffers):
 
         Args:
             val_loader: Yields ``(x, y)``. Held out from training for the first two objectives.
-            objective: One of the three; by default the likelihood, and ``"ood"`` for a
-                classifier with ``residual="adaptive"``.
+            objective: One of the three.
             ood: Outliers for ``"ood"``: a loader or generator of inputs. By default noise made
                 from the validation inputs, see :func:`rgpr.noise.like_data`. A generator without
                 a length is read for as many outliers as there are validation examples.
-            ood_weight: The paper's lambda; 0.5 by default as there, 32 for a classifier with
-                ``residual="adaptive"``, whose calibration makes up for it. With a budget, the
-                largest that is tried, 100 unless given.
+            ood_weight: The paper's lambda; 0.5 by default as there. With a budget, the largest
+                that is tried, 100 unless given.
             link_approx: ``"probit"`` or ``"mc"``: what the likelihood is computed with.
             n_samples: Samples for each example with ``"mc"``, the same for every ``sigma2``.
             temperature: Tune the model's temperature too: it gives the data back the confidence
                 that added variance takes from it.
-            calibrate: For ``"ood"``, end with a calibration of the confidence on the validation
-                data that keeps the ranking of the inputs: see
-                :func:`rgpr.predictive.calibrated`. By default for ``residual="adaptive"``.
             max_nll_increase: A budget: the largest weight is chosen whose validation NLL is at
                 most this much above the base's own.
-            max_ece_increase: Likewise for the expected calibration error; 0.005 by default for
-                ``residual="adaptive"``, whose largest weight is then 32; ``math.inf`` for none.
+            max_ece_increase: Likewise for the expected calibration error.
             noise: Regression: variance of the observations; found together with ``sigma2`` if
                 not given.
             max_examples: At most so many examples of each set are kept, drawn evenly; beyond
                 1 GiB they are thinned whatever this says.
-            seed: Of everything random.
+            seed: Seed of everything random.
             progress: Show a progress bar where there is a terminal.
 
         Returns:
@@ -283,8 +345,8 @@ class RGPR(StableBuffers):
         Raises:
             RuntimeError: The model was not fitted.
             TypeError: ``"marginal-likelihood"`` over a base without covariances between inputs.
-            ValueError: Options that do not fit together, targets that do not fit the outputs, or
-                too many examples for ``"marginal-likelihood"``.
+            ValueError: The default residual, options that do not fit together, targets that do
+                not fit the outputs, or too many examples for ``"marginal-likelihood"``.
         """
         return tune(
             self,
@@ -295,7 +357,6 @@ class RGPR(StableBuffers):
             link_approx=link_approx,
             n_samples=n_samples,
             temperature=temperature,
-            calibrate=calibrate,
             max_nll_increase=max_nll_increase,
             max_ece_increase=max_ece_increase,
             noise=noise,
@@ -304,7 +365,7 @@ class RGPR(StableBuffers):
             progress=progress,
         )
 
-    # -- prediction ------------------------------------------------------------------------------
+    # -- probabilities ---------------------------------------------------------------------------
 
     def compile(self, **options: Any) -> None:
         """Compile predictions in place as one graph: the network, its posterior and the residual.
@@ -312,8 +373,8 @@ class RGPR(StableBuffers):
         Applies to plain calls, ``model(x)``; those with options, gradients of ``x``, autocast or
         an empty batch run as before, and so do all while parts of the network have hooks that came
         later. The first call takes as long as a compilation does, and so does the first one after
-        the model was fitted, tuned or moved. Let it end before other threads predict. Attributes
-        of the network that are no tensors, such as ``eps``, are constants of the graph.
+        the model was fitted, calibrated or moved. Let it end before other threads predict.
+        Attributes of the network that are no tensors, such as ``eps``, are constants of the graph.
         ``torch.compile(model)`` works too, but cuts the graph at every layer that is read.
 
         Args:
@@ -367,11 +428,9 @@ class RGPR(StableBuffers):
         one_of("link_approx", link_approx, ("probit", "mc", "bridge"))
         one_of("pred_type", pred_type, ("glm",))
         if self.likelihood == "classification" and link_approx == "mc":
-            samples, limit, alone = self._samples(x, n_samples, generator)
+            samples, limit = self._samples(x, n_samples, generator)
             mixed = monte_carlo(torch.where(limit[:, None], 0.0, samples))
-            if self.calibration is not None:
-                mixed = calibrated(mixed, monte_carlo(alone), self.calibration, n_samples)
-            return _set_limit(mixed, limit).to(x.dtype)
+            return set_limit(mixed, limit).to(x.dtype)
         return self._answer(x, *self._read(x, self.posterior), link_approx, diagonal_output)
 
     def _answer(
@@ -383,27 +442,34 @@ class RGPR(StableBuffers):
         diagonal_output: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """What :meth:`forward` returns, from what one pass through the network gave."""
+        residual = self._fitted()
         with full_precision(x):
-            gaussian.mean = gaussian.mean.to(x.dtype)
+            gaussian = gaussian.with_mean(gaussian.mean.to(x.dtype))
             if self.likelihood == "classification" and link_approx == "probit":
-                numbers = (self.sigma2, self.temperature, self.calibration)
-                at_once = fused_probit(gaussian.mean, gaussian.variance, u, *numbers, _far(x.dtype))
+                onset, exponents = residual.onset, residual.exponents
+                at_once = fused_probit(
+                    gaussian.mean,
+                    gaussian.variance,
+                    u,
+                    residual.sigma2,
+                    onset,
+                    exponents,
+                    SHARE,
+                    self.temperature,
+                    far(x.dtype),
+                )
                 if at_once is not None:
                     return at_once
-            v = self._residual_variance(x, u)
-            good = gaussian.mean.isfinite().all(1) & gaussian.variance.isfinite().all(1)
-            limit = _at_limit(x, u, v, good)
+            v = residual(known(u, x.dtype))
+            limit = at_limit(u, v, finite_outputs(gaussian), x.dtype)
             v = torch.where(limit, 0.0, v)
             if self.likelihood == "regression":
                 return _regression(gaussian, v, limit, diagonal_output)
-            link = probit if link_approx == "probit" else bridge
-            if self.calibration is None:
-                return _set_limit(link(gaussian, v, self.temperature), limit)
-            gaussian.mean = gaussian.mean.double()
-            base = link(gaussian, torch.zeros_like(v), self.temperature)
-            # Nothing can be tuned for the bridge: its confidence is the probit's.
-            probabilities = probit(gaussian, v, self.temperature)
-            return _set_limit(calibrated(probabilities, base, self.calibration), limit).to(x.dtype)
+            if link_approx == "bridge":
+                return set_limit(bridge(gaussian, v, self.temperature), limit)
+            if residual.onset is None:
+                return set_limit(probit(gaussian, v, self.temperature), limit)
+            return set_limit(twice_probit(gaussian, v / residual.unit, self.temperature), limit)
 
     def predictive_samples(
         self,
@@ -429,79 +495,181 @@ class RGPR(StableBuffers):
 
     def variance(self, x: Tensor) -> Tensor:
         """The residual's variance ``v(x)``, ``(B,)`` in float64."""
-        return self._residual_variance(x, self._read(x, self.posterior.network)[1])
+        u = self._read(x, self.posterior.network)[1]
+        v: Tensor = self._fitted()(known(u, x.dtype))
+        return v
 
-    # -- decisions -------------------------------------------------------------------------------
+    def _samples(
+        self, x: Tensor, n_samples: int, generator: torch.Generator | None, symmetric: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Samples with the residual's noise, and which rows are at the limit."""
+        check_n_samples(n_samples)
+        samples, u = self._read(x, lambda clean: self.posterior.sample(clean, n_samples, generator))
+        v = self._fitted()(known(u, x.dtype))
+        limit = at_limit(u, v, samples.isfinite().all(2).all(0), x.dtype)
+        v = torch.where(limit, torch.inf, v)
+        if self.likelihood == "classification" and symmetric:
+            noise = symmetric_normal(n_samples, (len(x), samples.shape[2]), samples, generator)
+        else:
+            noise = standard_normal(tuple(samples.shape), samples, generator)
+        # Zero times noise is exactly zero, so without variance these are the base's own samples.
+        noise = v.sqrt()[:, None] * noise
+        # The noise alone at the limit: infinity minus infinity would be NaN.
+        samples = torch.where(limit[:, None], 0.0, samples) + noise
+        return (
+            samples / self.temperature if self.likelihood == "classification" else samples
+        ), limit
+
+    # -- how strange, and what follows -----------------------------------------------------------
+
+    def score(self, x: Tensor) -> Tensor:
+        """How strange each input is, ``(B,)`` in float64: higher is stranger.
+
+        See :mod:`rgpr.answers.score` for the formula. It is fixed by :meth:`fit`: neither
+        calibrating nor tuning changes it. Along every ray away from the data it grows without
+        bound; a row at the limit (see :meth:`forward`) has an infinite score.
+        """
+        return self._score(x, *self._read(x, self.posterior))
+
+    def _score(self, x: Tensor, gaussian: Gaussian, u: Tensor) -> Tensor:
+        with full_precision(x):
+            strangeness = self._fitted().strangeness(known(u, x.dtype))
+            limit = at_limit(u, strangeness, finite_outputs(gaussian), x.dtype)
+            return torch.where(limit, torch.inf, score(strangeness, gaussian.mean, self.likelihood))
+
+    def _everything(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What a plain call returns, the score, and the p-value if there is one, from one pass."""
+        gaussian, u = self._read(x, self.posterior)
+        answer, strange = self._answer(x, gaussian, u), self._score(x, gaussian, u)
+        answers = (answer,) if isinstance(answer, Tensor) else answer
+        if self._references is None:
+            return (*answers, strange)
+        return (*answers, strange, conformal.p_values(strange, self._references))
+
+    def p_value(self, x: Tensor) -> Tensor:
+        """The share of data like the validation data that is at least as strange, ``(B,)``.
+
+        A conformal p-value: for inputs exchangeable with those that :meth:`calibrate` saw, it is at
+        most ``alpha`` with a probability of at most ``alpha``, for every ``alpha`` and however few
+        they were.
+
+        Raises:
+            RuntimeError: The model was not calibrated.
+        """
+        return conformal.p_values(self.score(x).detach(), self._reference_scores())
+
+    def flag(self, x: Tensor, alpha: float = 0.05, *, fdr: float | None = None) -> Tensor:
+        """Which inputs are too strange to be like the validation data, ``(B,)``.
+
+        Args:
+            x: ``(B, ...)``.
+            alpha: At most this share of inputs like the validation data is flagged.
+            fdr: Instead of ``alpha``, for a batch: of the flagged inputs at most this share, on
+                average, is like the validation data (Benjamini and Hochberg).
+
+        Returns:
+            Booleans; a row with a NaN is flagged.
+
+        Raises:
+            RuntimeError: The model was not calibrated.
+            ValueError: ``alpha`` or ``fdr`` is no share, or smaller than any p-value can be.
+        """
+        references = self._reference_scores()
+        name, level = ("alpha", alpha) if fdr is None else ("fdr", fdr)
+        if not 0 < level < 1:
+            raise ValueError(f"{name} = {level} must lie between 0 and 1: a share of inputs")
+        if fdr is None and len(references) < conformal.references_for(alpha):
+            raise ValueError(
+                f"alpha = {alpha:g} is below 1/{len(references) + 1}, the smallest p-value that "
+                f"{len(references)} references allow; calibrate with at least "
+                f"{conformal.references_for(alpha)} examples, or use a larger alpha"
+            )
+        p = self.p_value(x)
+        flagged = p <= level if fdr is None else conformal.false_discoveries(p, fdr)
+        return flagged | p.isnan()
+
+    def predict_set(self, x: Tensor, coverage: float = 0.9) -> Tensor:
+        """Sets of classes that hold the right one with this probability, ``(B, C)`` booleans.
+
+        The promise is about inputs exchangeable with the labelled data of :meth:`calibrate`, on
+        average over them. The most probable class is always in; far away every class is. See
+        :mod:`rgpr.answers.conformal` for the conformal score and why.
+
+        Raises:
+            RuntimeError: The model was not calibrated with labels.
+            ValueError: A regression, or a coverage that is no share.
+        """
+        if self.likelihood != "classification":
+            raise ValueError("sets are of classes; this model is a regression: use model.interval")
+        bound = self._bound(coverage)
+        gaussian, u = self._read(x, self.posterior)
+        log_p = log_probabilities(*self._as_given(), gaussian, u, x.dtype)
+        inside = conformal.class_scores(log_p) <= bound
+        # The most probable one, and everything where there is no answer to rank by.
+        return inside | (log_p == log_p.amax(1, keepdim=True)) | log_p.isnan()
+
+    def interval(self, x: Tensor, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
+        """Bounds that hold the target with this probability, each ``(B, C)`` in float64.
+
+        The promise is that of :meth:`predict_set`, for all outputs at once. The width is
+        proportional to the predictive standard deviation, so it grows away from the data.
+
+        Raises:
+            RuntimeError: The model was not calibrated with targets.
+            ValueError: A classification, or a coverage that is no share.
+        """
+        if self.likelihood != "regression":
+            raise ValueError("intervals are of numbers; this model classifies: use predict_set")
+        bound = self._bound(coverage)
+        gaussian, u = self._read(x, self.posterior)
+        width = bound * deviations(self._as_given()[0], gaussian, u, x.dtype)
+        mean = gaussian.mean.double()
+        limit = width.isinf()
+        low, high = (torch.where(limit, 0.0, mean) + side * width for side in (-1, 1))
+        return low, high
 
     def explain(self, x: Tensor) -> Explanation:
-        """Which representation contributed how much to ``v(x)``; ``print`` it."""
+        """Which representation made each input how strange; ``print`` it."""
         with torch.no_grad():
             gaussian, u = self._read(x, self.posterior)
             answer = self._answer(x, gaussian, u)
             confidence = answer.amax(1).double() if isinstance(answer, Tensor) else None
-            return Explanation(self.layers, self._added(x, u), confidence)
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def set_threshold(
-        self, val_loader: Iterable[Any], *, tpr: float = 0.95, progress: bool = True
-    ) -> float:
-        """Choose the confidence below which :meth:`flag` flags an input.
-
-        Args:
-            val_loader: Yields inputs like those that are to pass; labels are not looked at.
-            tpr: The share of them that passes.
-            progress: Show a progress bar where there is a terminal.
-
-        Returns:
-            The threshold; for regression, the largest variance that passes, negated.
-        """
-        if not 0 < tpr < 1:
-            raise ValueError(f"tpr = {tpr} must lie between 0 and 1: the share that is to pass")
-        device = network_dtype_device(self.posterior.network)[1]
-        scores = []
-        for batch, _ in inputs_and_targets(val_loader, progress=progress, description="threshold"):
-            scores.append(self._score(on_device(batch, device)))
-        ordered = torch.cat(scores).sort().values
-        if len(ordered) == 0:
-            raise ValueError("the loader gave only empty batches; there is nothing to choose from")
-        # The largest threshold that lets the share pass: all that are equal to it do.
-        self._threshold = ordered[int((1 - tpr) * len(ordered) + 1e-9)].clone()
-        return float(self._threshold)
-
-    @torch.no_grad()
-    def flag(self, x: Tensor) -> Tensor:
-        """Which inputs are unlike the training data, ``(B,)``: confidence below the threshold.
-
-        Raises:
-            RuntimeError: There is no threshold yet.
-        """
-        if self._threshold is None:
-            raise RuntimeError(
-                "there is no threshold yet: call model.set_threshold(val_loader, tpr=0.95) first"
-            )
-        score = self._score(x)
-        return (score < self._threshold) | score.isnan()
-
-    def _score(self, x: Tensor) -> Tensor:
-        """Larger for inputs that are more like the training data."""
-        if self.likelihood == "classification":
-            confidence: Tensor = self(x).amax(1)
-            return confidence.double()
-        variance: Tensor = self(x, diagonal_output=True)[1]
-        return -variance.amax(1)
+            strange = self._score(x, gaussian, u)
+            return explain(self.layers, self._fitted(), known(u, x.dtype), strange, confidence)
 
     def certify(self, eps: float = 0.05) -> Certificate:
         """A distance beyond which every input has a confidence of at most ``1 / C + eps``.
 
-        The promise is about the probit, for every direction, and rests on a rigorous upper bound
-        of the network's Lipschitz constant; see :mod:`rgpr.certificate` for the proof.
+        The promise is about the probit, for every direction. It is the smaller of two radii: one
+        rests on a rigorous upper bound of the network's Lipschitz constant, the other on the
+        residual of the head's own input and holds at every depth; see :mod:`rgpr.certificate`.
 
         Raises:
-            TypeError: Names the first part of the network that has no known bound.
+            TypeError: Neither can be had; the message names what is in the way of both.
             ValueError: Nothing to certify: regression, or a scale of zero.
         """
         return certify(self, eps)
+
+    def _reference_scores(self) -> Tensor:
+        self._fitted()
+        if self._references is None:
+            raise RuntimeError(
+                "this model was not calibrated: call model.calibrate(val_loader) first, with "
+                "inputs that were held out from training"
+            )
+        return self._references
+
+    def _bound(self, coverage: float) -> Tensor:
+        """The largest conformal score that belongs to a set or interval of this coverage."""
+        if not 0 < coverage < 1:
+            raise ValueError(f"coverage = {coverage} must lie between 0 and 1: a probability")
+        self._fitted()
+        if self._label_scores is None:
+            raise RuntimeError(
+                "there are no labels to promise coverage by: call model.calibrate(val_loader) with "
+                "a loader of (x, y), after sigma2 and temperature are set"
+            )
+        return conformal.quantile(self._label_scores, coverage)
 
     def _fitted(self) -> Residual:
         if self.residual is None:
@@ -529,37 +697,6 @@ class RGPR(StableBuffers):
         u = torch.stack([first, *columns], dim=1)
         return result, torch.where(finite[:, None], u, first[:, None])
 
-    def _residual_variance(self, x: Tensor, u: Tensor) -> Tensor:
-        """``v`` from ``u``, with infinity where a far-away input made a layer overflow."""
-        return self._added(x, u).sum(1)
-
-    def _added(self, x: Tensor, u: Tensor) -> Tensor:
-        """What each representation adds, ``(B, L)``."""
-        first = u[:, :1]
-        known = torch.where((first > _far(x.dtype)) & u.isnan(), torch.inf, u)
-        return torch.where(first.isnan(), torch.nan, self._fitted().contributions(known))
-
-    def _samples(
-        self, x: Tensor, n_samples: int, generator: torch.Generator | None, symmetric: bool = True
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Samples with the residual's noise, rows at the limit, and the base's own samples."""
-        check_n_samples(n_samples)
-        samples, u = self._read(x, lambda clean: self.posterior.sample(clean, n_samples, generator))
-        v = self._residual_variance(x, u)
-        limit = _at_limit(x, u, v, samples.isfinite().all(2).all(0))
-        v = torch.where(limit, torch.inf, v)
-        if self.likelihood == "classification" and symmetric:
-            noise = symmetric_normal(n_samples, (len(x), samples.shape[2]), samples, generator)
-        else:
-            noise = standard_normal(tuple(samples.shape), samples, generator)
-        noise = v.sqrt()[:, None] * noise
-        # The noise alone at the limit: infinity minus infinity would be NaN.
-        samples = torch.where(limit[:, None], 0.0, samples)
-        if self.likelihood == "classification":
-            noise, samples = noise / self.temperature, samples / self.temperature
-        # Zero times noise is exactly zero, so sigma2 = 0 gives the base's own samples.
-        return samples + noise, limit, samples
-
     # -- files -----------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -576,29 +713,6 @@ class RGPR(StableBuffers):
     def extra_repr(self) -> str:
         layers = self._layers or self._choice
         return f"likelihood={self.likelihood!r}, layers={layers!r}"
-
-
-def _far(dtype: torch.dtype) -> float:
-    """The ``u`` of the input beyond which a network that overflows was plainly driven too far.
-
-    A mean of |z|^3 / 3 of 1e12 is some ten thousand standard deviations in every coordinate;
-    half precision overflows far earlier.
-    """
-    return 1e12 if torch.finfo(dtype).max > 1e30 else 1e6
-
-
-def _at_limit(x: Tensor, u: Tensor, v: Tensor, good: Tensor) -> Tensor:
-    """Rows to answer with the limit: infinite inputs, infinite variance, overflow far away.
-
-    A network that gives NaN near its data is broken, and its NaN is shown, not covered.
-    """
-    first = u[:, 0]
-    broken = ~good | ~u.isfinite().all(1)
-    return first.isinf() | (good & v.isinf()) | (broken & (first > _far(x.dtype)))
-
-
-def _set_limit(probabilities: Tensor, limit: Tensor) -> Tensor:
-    return torch.where(limit[:, None], 1 / probabilities.shape[1], probabilities)
 
 
 def _regression(

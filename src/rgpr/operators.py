@@ -14,7 +14,7 @@ from torch import Tensor
 from . import triton_kernels
 from .hooks import at_least_float32
 
-__all__ = ["packed_mean_cubes", "pooled", "squares_by_block"]
+__all__ = ["packed_cubes", "pooled", "squares_by_block"]
 
 
 def _operator(kernel: Callable[..., Tensor], schema: str, like: Callable[..., Tensor]) -> Any:
@@ -33,7 +33,7 @@ def _like_pooled(h: Tensor) -> Tensor:
 
 
 def _like_packed(
-    rows: list[Tensor], numbers: Tensor, table: Tensor, spans: Tensor, *_: int
+    rows: list[Tensor], numbers: Tensor, table: Tensor, spans: Tensor, *_: Any
 ) -> Tensor:
     return numbers.new_empty(rows[0].shape[0], spans.shape[0] - 1, dtype=torch.float64)
 
@@ -44,9 +44,9 @@ def _like_squares(rows: Tensor, basis: Tensor, weights: Tensor) -> Tensor:
 
 
 pooled = _operator(triton_kernels.pooled, "(Tensor h) -> Tensor", _like_pooled)
-packed_mean_cubes = _operator(
-    triton_kernels.packed_mean_cubes,
-    "(Tensor[] rows, Tensor numbers, Tensor table, Tensor spans, int classes, bool offsets,"
+packed_cubes = _operator(
+    triton_kernels.packed_cubes,
+    "(Tensor[] rows, Tensor numbers, Tensor table, Tensor spans, Tensor offsets, int classes,"
     " bool aligned) -> Tensor",
     _like_packed,
 )

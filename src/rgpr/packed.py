@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .fused import in_graph, kernels_take, packed_mean_cubes
+from .fused import in_graph, kernels_take, packed_cubes
 from .standardize import StableBuffers
 
 __all__ = [
@@ -46,6 +46,7 @@ Originals = Mapping[Hashable, Tensor]
 class Parts(NamedTuple):
     """Tensors of one :class:`rgpr.coordinates.Prototypes`."""
 
+    origin: Tensor
     onto: Tensor
     centers: Tensor
     halves: Tensor
@@ -94,15 +95,15 @@ class Packed(Copies):
 
     Attributes:
         layers: The parts, in the order in which they are packed.
-        arguments: What :func:`rgpr.fused.packed_mean_cubes` takes beside the rows. ``numbers`` are
-            of each layer the axes in blocks, the products with the centers, both transposed and
-            in two parts, half of each center's squared length, the centers and offsets. ``table``
-            has a row for every block of coordinates that one program takes: the layer, where its
-            rows begin, units, centers, the block's first coordinate, and where in ``numbers`` the
-            block, the products and the halves begin.
-            ``spans`` tell where each layer's blocks begin in the table, and where the last ends.
-            Then as many classes as no layer exceeds, and whether any has offsets and all have a
-            multiple of 16 units.
+        arguments: What :func:`rgpr.fused.packed_cubes` takes beside the rows. ``numbers`` holds,
+            for each layer, its axes in blocks, its products with the centers (both transposed and
+            in two parts), half of each center's squared length, the centers, and the origin.
+            ``table`` has a row for every block of coordinates that one program takes: the layer,
+            where its rows begin, units, centers, the block's first coordinate, and where in
+            ``numbers`` the block, the products, the halves and the origin begin.
+            ``spans`` says where each layer's blocks begin in the table, and where the last ends.
+            ``offsets`` has one number for each layer. Then come a number of classes that no layer
+            exceeds, and whether all layers have a multiple of 16 units.
     """
 
     def __init__(self, parts: Mapping[int, Parts]) -> None:
@@ -123,15 +124,17 @@ class Packed(Copies):
             end += size + len(padding)
             return begin
 
-        for number, (onto, centers, halves, offset) in enumerate(parts.values()):
+        offsets = []
+        for number, (origin, onto, centers, halves, offset) in enumerate(parts.values()):
             k, n = centers.shape
-            offset = onto.new_zeros(n) if offset is None else offset
+            offsets.append(onto.new_zeros(1) if offset is None else offset.reshape(1))
             close = add(in_blocks(onto[:, n:], classes))
-            others = add(F.pad(halves, (0, classes - k)), centers, offset)
+            others = add(F.pad(halves, (0, classes - k)), centers)
+            middle = add(origin)
             blocks = in_blocks(onto[:, :n])
             begin, size = add(blocks), blocks[0].numel()
             table += [
-                [number, place, n, k, index * COLUMNS, begin + index * size, close, others]
+                [number, place, n, k, index * COLUMNS, begin + index * size, close, others, middle]
                 for index in range(len(blocks))
             ]
             spans.append(len(table))
@@ -141,15 +144,15 @@ class Packed(Copies):
             numbers,
             torch.tensor(table, device=numbers.device),
             torch.tensor(spans, device=numbers.device),
+            torch.cat(offsets).double(),
             classes,
-            any(layer.offset is not None for layer in parts.values()),
             all(layer.centers.shape[1] % 16 == 0 for layer in parts.values()),
         )
         _finish(numbers)
 
     def unit_variances(self, rows: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """``u`` of each layer, ``(B,)`` in float64, from its rows ``(B, N)`` in float32."""
-        u = packed_mean_cubes([rows[index] for index in self.layers], *self.arguments)
+        u = packed_cubes([rows[index] for index in self.layers], *self.arguments)
         return dict(zip(self.layers, u.unbind(1), strict=True))
 
 

@@ -17,12 +17,13 @@ from .gaussian import Gaussian
 
 __all__ = [
     "bridge",
-    "calibrated",
-    "evidence",
     "log_softmax",
     "monte_carlo",
     "probit",
     "probit_logits",
+    "twice_probit",
+    "twice_probit_logits",
+    "two_columns",
 ]
 
 
@@ -40,6 +41,36 @@ def probit(gaussian: Gaussian, v: Tensor, temperature: Tensor | float = 1.0) -> 
     logits = probit_logits(gaussian.mean, gaussian.variance + v[:, None]) / temperature
     # Without variance and at T = 1 these are the mean, bit by bit.
     return _softmax(logits.to(gaussian.mean.dtype))
+
+
+def twice_probit(gaussian: Gaussian, beyond: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
+    r"""The base's probit, and the probit once more for the residual.
+
+    .. math:: \mathrm{softmax}\Big(\frac{t_i}{T \sqrt{1 + \frac\pi8 v}}\Big), \qquad
+              t_i = \frac{m_i}{\sqrt{1 + \frac\pi8 V_{ii}}}
+
+    Averaging over the base's posterior first and over the residual afterwards divides all of the
+    base's logits by one number. So the order of the classes is the base's, equal ones stay equal,
+    and without variance the answer is the base's, bit by bit. :func:`probit` takes both variances
+    at once, where classes with unlike :math:`V_{ii}` can change places.
+
+    Args:
+        gaussian: The base posterior's outputs, ``(B, C)``.
+        beyond: :math:`\frac\pi8 v`, ``(B,)``, non-negative.
+        temperature: ``T``, positive.
+
+    Returns:
+        ``(B, C)`` probabilities; ``(B, 2)`` for one output.
+    """
+    logits = twice_probit_logits(gaussian.mean, gaussian.variance, beyond, temperature)
+    return _softmax(logits.to(gaussian.mean.dtype))
+
+
+def twice_probit_logits(
+    mean: Tensor, variance: Tensor, beyond: Tensor, temperature: Tensor | float
+) -> Tensor:
+    """What goes into the softmax of :func:`twice_probit`, ``(B, C)`` in float64."""
+    return probit_logits(mean, variance) * (1 + beyond[:, None]).rsqrt() / temperature
 
 
 def probit_logits(mean: Tensor, variance: Tensor) -> Tensor:
@@ -107,72 +138,17 @@ def bridge(gaussian: Gaussian, v: Tensor, temperature: Tensor | float = 1.0) -> 
     return torch.where(typical > 0, bridged, torch.softmax(mean, -1)).to(like.dtype)
 
 
-def evidence(probabilities: Tensor, n_samples: int | None = None) -> Tensor:
-    """Log-odds of the most probable class, above those of a guess: ``(B,)``, zero at uniform.
-
-    Args:
-        probabilities: ``(B, C)``.
-        n_samples: Of how many samples they are the mean, if they are. Unless the number of classes
-            divides it, guesses cannot be spread evenly over them; what is left over is no
-            evidence.
-    """
-    classes = probabilities.shape[1]
-    top, winner = probabilities.max(1, keepdim=True)
-    # The others by their sum, not as one minus the top: that would round to zero.
-    others = probabilities.scatter(1, winner, 0.0).sum(1)
-    tiny = torch.finfo(probabilities.dtype).tiny
-    found = top[:, 0].log() - others.clamp_min(tiny).log() + math.log(classes - 1)
-    if n_samples is not None:
-        most = math.ceil(n_samples / classes)
-        rest = n_samples - most
-        found = found - (math.log(most * (classes - 1) / rest) if rest else math.inf)
-    return found.clamp_min(0)
-
-
-def calibrated(
-    probabilities: Tensor,
-    base: Tensor,
-    stretch: Tensor | float,
-    n_samples: int | None = None,
-) -> Tensor:
-    r"""The base's probabilities with a confidence that is calibrated and keeps its ranking.
-
-    Added variance ranks inputs by how strange they are, but makes all of them under-confident. The
-    evidence for the winning class is multiplied by a number, so no two inputs change places, and
-    the confidence that this gives is put in place of the base's own. Evidence goes to zero far
-    away, and with it the result to the uniform distribution.
-
-    Args:
-        probabilities: ``(B, C)``, with the residual's variance.
-        base: ``(B, C)``, without it.
-        stretch: The factor, positive.
-        n_samples: See :func:`evidence`.
-
-    Returns:
-        ``(B, C)``; the same classes win as in ``base``.
-    """
-    classes = base.shape[1]
-    stretched = stretch * evidence(probabilities, n_samples)
-    confidence = torch.sigmoid(stretched - math.log(classes - 1))[:, None]
-    top, winner = base.max(1, keepdim=True)
-    # More confidence: the others shrink alike. Less: all move towards the uniform distribution.
-    tiny = torch.finfo(base.dtype).tiny
-    sharper = (base * (1 - confidence) / (1 - top).clamp_min(tiny)).scatter(1, winner, confidence)
-    share = ((confidence - 1 / classes) / (top - 1 / classes).clamp_min(tiny)).clamp(0, 1)
-    flatter = 1 / classes + (base - 1 / classes) * share
-    return torch.where(confidence > top, sharper, flatter)
-
-
 def log_softmax(logits: Tensor) -> Tensor:
     """Log-probabilities ``(..., C)`` of outputs; two columns for one output."""
-    return torch.log_softmax(_two_columns(logits), -1)
+    return torch.log_softmax(two_columns(logits), -1)
 
 
 def _softmax(logits: Tensor) -> Tensor:
-    return torch.softmax(_two_columns(logits), -1)
+    return torch.softmax(two_columns(logits), -1)
 
 
-def _two_columns(logits: Tensor) -> Tensor:
+def two_columns(logits: Tensor) -> Tensor:
+    """Outputs ``(..., C)``; the pair ``(0, f)`` for one output ``f``."""
     if logits.shape[-1] == 1:
         logits = torch.cat([torch.zeros_like(logits), logits], dim=-1)
     return logits

@@ -69,8 +69,11 @@ class Moments:
         self.count += len(h)
         add_moments(h, self._near, self._sum, self._squares)
 
-    def merge(self, state: dict[str, Any]) -> None:
-        """Take in another's; see :attr:`state`."""
+    def merge(self, state: dict[str, Any], sign: int = 1) -> None:
+        """Take in another's; see :attr:`state`. With the sign -1, take it out again.
+
+        Extremes cannot be taken out and stay as they are.
+        """
         if state["count"] == 0:
             return
         if self.count == 0:
@@ -80,10 +83,10 @@ class Moments:
             self.low = state["low"] if first else torch.minimum(self.low, state["low"])
             self.high = state["high"] if first else torch.maximum(self.high, state["high"])
         self.resolution = max(self.resolution, state["resolution"])
-        self.count += state["count"]
+        self.count += sign * state["count"]
         delta = state["mean"] - self._near
-        self._sum += state["count"] * delta
-        self._squares += state["squares"] + state["count"] * delta.square()
+        self._sum += sign * state["count"] * delta
+        self._squares += sign * (state["squares"] + state["count"] * delta.square())
 
     @property
     def state(self) -> dict[str, Any]:
@@ -153,16 +156,16 @@ class ClassMoments:
         else:
             self._scatter.addmm_(deviations.T, deviations)
 
-    def merge(self, state: dict[str, Any]) -> None:
-        """Take in another's; see :attr:`state`."""
+    def merge(self, state: dict[str, Any], sign: int = 1) -> None:
+        """Take in another's; see :attr:`state`. With the sign -1, take it out again."""
         if state["counts"].numel() == 0:
             return
         self._welcome(state["counts"], state["means"])
         delta = state["means"] - self._near
         weighted = delta * state["counts"][:, None]
-        self.counts += state["counts"]
-        self._sums += weighted
-        self._scatter += state["scatter"] + self._outer(delta, weighted)
+        self.counts += sign * state["counts"]
+        self._sums += sign * weighted
+        self._scatter += sign * (state["scatter"] + self._outer(delta, weighted))
 
     @property
     def state(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 __all__ = ["FORMAT", "check_same_network", "read", "replacing", "write"]
 
-FORMAT = 1
+FORMAT = 2
 
 
 @contextmanager
@@ -60,8 +60,8 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: An
         temporary.chmod(mode)
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any]:
-    """Tensors and description of a file that :func:`write` made.
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any, int]:
+    """Tensors, description and format of a file that :func:`write` made.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -83,9 +83,8 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any]:
                 raise ValueError(
                     f"{path} has format {version} and this rgpr reads up to {FORMAT}; upgrade rgpr"
                 )
-            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(  # noqa: SIM118
-                metadata["rgpr"]
-            )
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, json.loads(metadata["rgpr"]), int(version)
     except SafetensorError as error:
         raise ValueError(
             f"{path} is not a complete safetensors file ({error}); it was cut short, or is "

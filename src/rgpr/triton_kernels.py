@@ -15,8 +15,8 @@ from .packed import COLUMNS, STEP, power_of_two
 __all__ = [
     "add_moments",
     "mean_cubes",
-    "nearest_mean_cubes",
-    "packed_mean_cubes",
+    "nearest_cubes",
+    "packed_cubes",
     "peak_out",
     "pooled",
     "probit",
@@ -96,32 +96,32 @@ def peak_out(h: Tensor) -> tuple[Tensor, Tensor]:
     return divided, peak
 
 
-def nearest_mean_cubes(
+def nearest_cubes(
     products: Tensor, centers: Tensor, halves: Tensor, peak: Tensor, offset: Tensor | None
 ) -> Tensor:
-    """See :func:`rgpr.fused.nearest_mean_cubes`."""
+    """See :func:`rgpr.fused.nearest_cubes`."""
     products = products.contiguous()
     rows, (k, n) = len(products), centers.shape
     out = torch.empty(rows, dtype=torch.float64, device=products.device)
     if rows:
         with torch.cuda.device_of(products):
-            _nearest_mean_cubes[(rows,)](
+            _nearest_cubes[(rows,)](
                 products, centers, halves, peak, halves if offset is None else offset, out, n, k,
                 offset is not None, min(1024, power_of_two(max(n, k))),
             )  # fmt: skip
     return out
 
 
-def packed_mean_cubes(
+def packed_cubes(
     rows: list[Tensor],
     numbers: Tensor,
     table: Tensor,
     spans: Tensor,
+    offsets: Tensor,
     classes: int,
-    offsets: bool,
     aligned: bool,
 ) -> Tensor:
-    """See :func:`rgpr.fused.packed_mean_cubes`."""
+    """See :func:`rgpr.fused.packed_cubes`."""
     together = torch.cat(rows, 1)
     (count, width), layers, blocks = together.shape, len(spans) - 1, len(table)
     parts = torch.empty(blocks, count, dtype=torch.float64, device=together.device)
@@ -129,12 +129,14 @@ def packed_mean_cubes(
     out = torch.empty(count, layers, dtype=torch.float64, device=together.device)
     if count:
         with torch.cuda.device_of(together):
-            _packed_mean_cubes[_parts_of(count, _ROWS), blocks](
+            _packed_squares[_parts_of(count, _ROWS), blocks](
                 together, numbers, table, parts, peaks, count, width,
-                offsets, classes, aligned, _PRECISION, _ROWS, COLUMNS, STEP,
+                classes, aligned, _PRECISION, _ROWS, COLUMNS, STEP,
                 num_stages=stages(classes),
             )  # fmt: skip
-            _summed_up[_parts_of(count, 128), layers](parts, peaks, spans, out, count, layers, 128)
+            _cubed_up[_parts_of(count, 128), layers](
+                parts, peaks, spans, offsets, out, count, layers, 128
+            )
     return out
 
 
@@ -170,8 +172,10 @@ def probit(
     variance: Tensor,
     u: Tensor,
     sigma2: Tensor,
+    onset: Tensor | None,
+    exponents: Tensor,
+    share: float,
     temperature: Tensor,
-    calibration: Tensor | None,
     far: float,
 ) -> Tensor:
     """See :func:`rgpr.fused.fused_probit`."""
@@ -180,9 +184,10 @@ def probit(
     if rows:
         with torch.cuda.device_of(mean):
             _probit[(rows,)](
-                mean.contiguous(), variance.contiguous(), u.contiguous(), sigma2, temperature,
-                temperature if calibration is None else calibration, out, far, classes, u.shape[1],
-                calibration is not None, power_of_two(classes), power_of_two(u.shape[1]),
+                mean.contiguous(), variance.contiguous(), u.contiguous(), sigma2,
+                temperature if onset is None else onset, exponents, temperature, out, share, far,
+                classes, u.shape[1], onset is not None, power_of_two(classes),
+                power_of_two(u.shape[1]),
             )  # fmt: skip
     return out
 
@@ -305,7 +310,7 @@ def _peak_out(h, divided, peak, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _nearest_mean_cubes(
+def _nearest_cubes(
     products, centers, halves, peak, offset, out, n, k,
     OFFSET: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -327,29 +332,31 @@ def _nearest_mean_cubes(
         j = start + tl.arange(0, BLOCK)
         inside = j < n
         center = _divided(tl.load(centers + j, inside, 0), largest)
-        z = tl.abs(tl.load(products + j, inside, 0) - center)
-        if OFFSET:
-            z = _above(z, _divided(tl.load(offset + j, inside, 0), largest))
+        z = tl.load(products + j, inside, 0) - center
         z = tl.where(inside, z, 0).to(tl.float64)
-        total += z * z * z
+        total += z * z
     wide = largest.to(tl.float64)
-    cubes = wide * wide * wide * (tl.sum(total) / (3 * n))
-    tl.store(out + row, tl.where(wide < float("inf"), cubes, wide))
+    distance = wide * tl.sqrt(tl.sum(total) / n)
+    if OFFSET:
+        distance = _above(distance, tl.load(offset).to(tl.float64))
+    cube = distance * distance * distance / 3
+    tl.store(out + row, tl.where(wide < float("inf"), cube, wide))
 
 
 @triton.jit
-def _packed_mean_cubes(
+def _packed_squares(
     rows, numbers, table, parts, peaks, count, width,
-    OFFSET: tl.constexpr, CLASSES: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
+    CLASSES: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(1).to(tl.int64)
-    table += block * 8
+    table += block * 9
     layer, place, n = tl.load(table), tl.load(table + 1), tl.load(table + 2).to(tl.int32)
     k, first = tl.load(table + 3).to(tl.int32), tl.load(table + 4).to(tl.int32)
     axes = numbers + tl.multiple_of(tl.load(table + 5), 16)
     onto = numbers + tl.multiple_of(tl.load(table + 6), 16)
     centers = numbers + tl.multiple_of(tl.load(table + 7), 16)
+    origin = numbers + tl.multiple_of(tl.load(table + 8), 16)
     padded = tl.multiple_of((n + STEP - 1) // STEP * STEP, STEP)
     if ALIGNED:
         n, place = tl.multiple_of(n, 16), tl.multiple_of(place, 16)
@@ -358,7 +365,7 @@ def _packed_mean_cubes(
     h = rows + i.to(tl.int64)[:, None] * width + place
     # Some of the coordinates, and how close every center is.
     z, closeness, largest, smaller = _safe_products(
-        h, known, n, padded, axes, onto, CLASSES, PRECISION, ROWS, COLUMNS, STEP
+        h, known, n, padded, origin, axes, onto, True, CLASSES, PRECISION, ROWS, COLUMNS, STEP
     )
     c, center = first + tl.arange(0, COLUMNS), tl.arange(0, CLASSES)
     closeness -= tl.load(centers + center, center < k, 0)[None, :] * smaller
@@ -366,11 +373,8 @@ def _packed_mean_cubes(
     nearest = tl.minimum(tl.argmax(closeness, 1), k - 1)  # whatever it finds among NaN
     centers += CLASSES
     near = tl.load(centers + nearest[:, None] * n + c[None, :], (c < n)[None, :], 0)
-    z = tl.abs(z - near * smaller)
-    if OFFSET:
-        z = _above(z, tl.load(centers + k * n + c, c < n, 0)[None, :] * smaller)
-    z = tl.where((c < n)[None, :], z, 0).to(tl.float64)
-    tl.store(parts + block * count + i, tl.sum(z * z * z, 1) / (3 * n), known)
+    z = tl.where((c < n)[None, :], z - near * smaller, 0).to(tl.float64)
+    tl.store(parts + block * count + i, tl.sum(z * z, 1) / n, known)
     if first == 0:
         peak = tl.where(largest - largest == 0, tl.reshape(_inverse(smaller), [ROWS]), largest)
         tl.store(peaks + layer * count + i, peak, known)
@@ -387,7 +391,7 @@ def _squares_by_block(
     known = i < count
     h = rows + i.to(tl.int64)[:, None] * n
     z, _, _, smaller = _safe_products(
-        h, known, n, padded, basis, basis, 0, PRECISION, ROWS, COLUMNS, STEP
+        h, known, n, padded, basis, basis, basis, False, 0, PRECISION, ROWS, COLUMNS, STEP
     )
     c, output = block * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, CLASSES)
     inside = (c < n)[:, None] & (output < classes)[None, :]
@@ -404,27 +408,30 @@ def _squares_by_block(
 
 @triton.jit
 def _safe_products(
-    h, known, n, padded, axes, onto, CLASSES: tl.constexpr,
+    h, known, n, padded, origin, axes, onto, ORIGIN: tl.constexpr, CLASSES: tl.constexpr,
     PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Products of rows, divided first where that is needed, and :func:`_divisors` of them."""
     one = tl.full([ROWS], 1, tl.float32)
     largest, smaller = one, one[:, None]
     z, closeness, large = _products(
-        h, known, n, padded, smaller, axes, onto, CLASSES, PRECISION, ROWS, COLUMNS, STEP
-    )
+        h, known, n, padded, smaller, origin, axes, onto,
+        ORIGIN, CLASSES, PRECISION, ROWS, COLUMNS, STEP,
+    )  # fmt: skip
     if tl.max(tl.max(large, 1), 0) > 0:
-        largest, smaller = _divisors(h, known, n, ROWS, STEP)
+        largest, smaller = _divisors(h, known, n, origin, ORIGIN, ROWS, STEP)
         z, closeness, large = _products(
-            h, known, n, padded, smaller, axes, onto, CLASSES, PRECISION, ROWS, COLUMNS, STEP
-        )
+            h, known, n, padded, smaller, origin, axes, onto,
+            ORIGIN, CLASSES, PRECISION, ROWS, COLUMNS, STEP,
+        )  # fmt: skip
     return z, closeness, largest, smaller
 
 
 @triton.jit
 def _products(
-    h, known, n, padded, smaller, axes, onto, CLASSES: tl.constexpr,
-    PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+    h, known, n, padded, smaller, origin, axes, onto,
+    ORIGIN: tl.constexpr, CLASSES: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Rows times axes, and times centers if there are classes; and what is too large for that."""
     z = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -433,8 +440,9 @@ def _products(
         closeness = tl.zeros([ROWS, CLASSES], tl.float32)
     large = tl.zeros([ROWS, STEP], tl.int32)
     for start in range(0, padded, STEP):
-        high, low, beyond = _entries(h, start, known, n, smaller, STEP)
-        large = large | beyond
+        value = _entries(h, start, known, n, origin, ORIGIN, STEP)
+        large = large | tl.where(tl.abs(value) <= _LARGE, 0, 1)
+        high, low = _split(value * smaller)
         first, second = _some(axes, start, padded, COLUMNS, STEP)
         z = _added(high, low, first, second, z, PRECISION)
         if CLASSES > 0:
@@ -444,12 +452,14 @@ def _products(
 
 
 @triton.jit
-def _entries(h, start, known, n, smaller, STEP: tl.constexpr):
-    """Some entries of rows, in two parts, and which are too large to be multiplied, or NaN."""
+def _entries(h, start, known, n, origin, ORIGIN: tl.constexpr, STEP: tl.constexpr):
+    """Some entries of rows, measured from the origin: small numbers keep their digits."""
     j = start + tl.arange(0, STEP)
     value = tl.load(h + j[None, :], known[:, None] & (j < n)[None, :], 0).to(tl.float32)
-    high, low = _split(value * smaller)
-    return high, low, tl.where(tl.abs(value) <= _LARGE, 0, 1)
+    if ORIGIN:
+        middle = tl.load(origin + j, j < n, 0)[None, :]
+        value = tl.where(known[:, None], value - middle, 0)
+    return value
 
 
 @triton.jit
@@ -479,7 +489,7 @@ def _added(high, low, first, second, total, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _divisors(h, known, n, ROWS: tl.constexpr, STEP: tl.constexpr):
+def _divisors(h, known, n, origin, ORIGIN: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr):
     """The largest entry of each row, at least one, or NaN; and what leaves none above four.
 
     That is one over a power of two, so that multiplying by it is exact.
@@ -487,8 +497,7 @@ def _divisors(h, known, n, ROWS: tl.constexpr, STEP: tl.constexpr):
     sizes = tl.full([ROWS, STEP], 1, tl.float32)
     broken = tl.zeros([ROWS, STEP], tl.int32)
     for start in range(0, n, STEP):
-        j = start + tl.arange(0, STEP)
-        value = tl.load(h + j[None, :], known[:, None] & (j < n)[None, :], 0).to(tl.float32)
+        value = _entries(h, start, known, n, origin, ORIGIN, STEP)
         sizes = tl.maximum(sizes, tl.abs(value))
         broken = broken | (value != value).to(tl.int32)
     largest = tl.where(tl.max(broken, 1) > 0, float("nan"), tl.max(sizes, 1))
@@ -503,14 +512,16 @@ def _inverse(power_of_two):
 
 
 @triton.jit
-def _summed_up(parts, peaks, spans, out, count, layers, ROWS: tl.constexpr):
+def _cubed_up(parts, peaks, spans, offsets, out, count, layers, ROWS: tl.constexpr):
+    """From the blocks' mean squares to a third of the cube beyond the layer's offset."""
     i, layer = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1).to(tl.int64)
     known = i < count
     total = tl.zeros([ROWS], tl.float64)
     for block in range(tl.load(spans + layer), tl.load(spans + layer + 1)):
         total += tl.load(parts + block * count + i, known, 0)
     wide = tl.load(peaks + layer * count + i, known, 1).to(tl.float64)
-    cubes = tl.where(wide < float("inf"), wide * wide * wide * total, wide)
+    distance = _above(wide * tl.sqrt(total), tl.load(offsets + layer))
+    cubes = tl.where(wide < float("inf"), distance * distance * distance / 3, wide)
     tl.store(out + i.to(tl.int64) * layers + layer, cubes, known)
 
 
@@ -558,18 +569,26 @@ def _softmax(logits, inside):
 
 @triton.jit
 def _probit(
-    mean, variance, u, sigma2, temperature, calibration, out, far, classes, layers,
-    CALIBRATED: tl.constexpr, CLASSES: tl.constexpr, LAYERS: tl.constexpr,
+    mean, variance, u, sigma2, onset, exponents, temperature, out, share, far, classes, layers,
+    ONSET: tl.constexpr, CLASSES: tl.constexpr, LAYERS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    # The residual's variance, as RGPR._added has it.
+    # What each layer contributes, as Residual.contributions has it.
     layer = tl.arange(0, LAYERS)
     units = tl.load(u + row * layers + layer, layer < layers, 0)
     scales = tl.load(sigma2 + layer, layer < layers, 0)
     first = tl.load(u + row * layers)
     beyond = tl.where(first > far, 1, 0)
     known = tl.where((1 - _finite(units)) * beyond == 1, float("inf"), units)
-    v = tl.sum(tl.where(scales > 0, known, 0) * scales)
+    added = tl.where(scales > 0, known, 0) * scales
+    if ONSET:  # rgpr.residual.Residual.beyond
+        powers = tl.load(exponents + layer, layer < layers, 0)
+        logs = tl.where(powers > 0, tl.log(tl.maximum(added, 1e-300)) * powers, 0)
+        total = tl.exp(tl.sum(logs)) + share.to(tl.float64) * tl.sum(added) / layers
+        v = total - tl.load(onset)
+        v = tl.where(v < 0, 0, v)
+    else:
+        v = tl.sum(added)
     v = tl.where(first != first, first, v)
     # Rows that get the limit, as _at_limit has it.
     column = tl.arange(0, CLASSES)
@@ -580,26 +599,13 @@ def _probit(
     everything = outputs * tl.min(_finite(units))
     limit = _infinite(first) + outputs * _infinite(v) + (1 - everything) * beyond > 0
     v = tl.where(limit, 0, v)
-    # rgpr.predictive.probit
+    # rgpr.predictive.probit and twice_probit
     heat = tl.load(temperature)
     factor = 0.39269908169872414  # pi / 8
-    p = _softmax(m / tl.sqrt(1 + factor * (s + v)) / heat, inside)
-    if CALIBRATED:  # rgpr.predictive.calibrated
-        base = _softmax(m / tl.sqrt(1 + factor * s) / heat, inside)
-        tiny = 2.2250738585072014e-308
-        guess = tl.log((classes - 1).to(tl.float64))
-        top, winner = tl.max(p, 0, return_indices=True)
-        others = tl.sum(tl.where(column == winner, 0, p))
-        found = tl.log(top) - tl.log(tl.maximum(others, tiny)) + guess
-        stretched = tl.load(calibration) * tl.maximum(found, 0)
-        confidence = 1 / (1 + tl.exp(guess - stretched))
-        top, winner = tl.max(base, 0, return_indices=True)
-        sharper = base * (1 - confidence) / tl.maximum(1 - top, tiny)
-        sharper = tl.where(column == winner, confidence, sharper)
-        even = 1 / classes.to(tl.float64)
-        share = (confidence - even) / tl.maximum(top - even, tiny)
-        flatter = even + (base - even) * tl.minimum(tl.maximum(share, 0), 1)
-        # A NaN in the variance is one in the answer.
-        p = tl.where(confidence > top, sharper, flatter) + (v - v)
+    if ONSET:
+        logits = m / tl.sqrt(1 + factor * s) / tl.sqrt(1 + v) / heat
+    else:
+        logits = m / tl.sqrt(1 + factor * (s + v)) / heat
+    p = _softmax(logits, inside)
     p = tl.where(limit, 1 / classes.to(tl.float64), p)
     tl.store(out + row * classes + column, p.to(out.dtype.element_ty), inside)

@@ -96,7 +96,7 @@ def load(
         ValueError: The file is damaged, no checkpoint, or of another recipe, seed, amount of data
             or network.
     """
-    tensors, about = read(path)
+    tensors, about, _ = read(path)
     if not isinstance(about, dict) or about.get("kind") != _KIND:
         raise ValueError(f"{path} holds no training run; give the checkpoint a name of its own")
     saved = about["run"]

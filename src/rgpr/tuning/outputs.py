@@ -20,14 +20,16 @@ from ..data import (
     check_batch,
     check_target,
     inputs,
+    inputs_and_targets,
     labelled,
     network_dtype_device,
     on_device,
+    row_keys,
 )
 from ..distributed import together
 from ..gaussian import Gaussian, symmetric_normal
 from ..posteriors import Posterior
-from ..predictive import calibrated, log_softmax, probit_logits
+from ..predictive import log_softmax, probit_logits
 
 __all__ = ["Outputs", "Parameters", "collect"]
 
@@ -71,6 +73,7 @@ class Outputs:
             the same for every ``sigma2``, so objectives are smooth.
         target: Class indices ``(N,)`` or values ``(N, C)``; ``None`` for outliers.
         seen: How many examples there were; ``N`` of them were kept.
+        watched: How many of them had one of the keys that were watched for.
     """
 
     u: Tensor
@@ -78,6 +81,7 @@ class Outputs:
     second: Tensor
     target: Tensor | None
     seen: int
+    watched: int = 0
 
     def __len__(self) -> int:
         return len(self.u)
@@ -91,11 +95,6 @@ class Outputs:
     @property
     def sampled(self) -> bool:
         return self.first.dim() == 3
-
-    @property
-    def n_samples(self) -> int | None:
-        """Of the Monte Carlo estimate, if it is one."""
-        return self.first.shape[1] if self.sampled else None
 
     def chunks(self) -> Iterator[Outputs]:
         """The same examples in parts of bounded size."""
@@ -120,14 +119,10 @@ class Outputs:
         each = log_softmax(logits / parameters.temperature)
         return torch.logsumexp(each, 1) - math.log(each.shape[1])
 
-    def probabilities(self, parameters: Parameters, calibration: Tensor | None = None) -> Tensor:
-        """All rows, calibrated if there is a calibration, without gradients."""
+    def probabilities(self, parameters: Parameters) -> Tensor:
+        """All rows, without gradients."""
         with torch.no_grad():
-            p = torch.cat([part.log_probabilities(parameters) for part in self.chunks()]).exp()
-        if calibration is None:
-            return p
-        alone = self.probabilities(parameters.without_residual())
-        return calibrated(p, alone, calibration, self.n_samples)
+            return torch.cat([part.log_probabilities(parameters) for part in self.chunks()]).exp()
 
 
 def collect(
@@ -140,10 +135,12 @@ def collect(
     n_samples: int,
     generator: torch.Generator,
     likelihood: str | None,
+    optional: bool = False,
     at_most: int | None,
     stop_after: int | None = None,
     progress: bool,
     description: str,
+    watch: Tensor | None = None,
 ) -> Outputs:
     """One pass over ``loader``, and the examples of all processes.
 
@@ -156,10 +153,12 @@ def collect(
         n_samples: Samples for each example with ``"mc"``.
         generator: Source of the samples.
         likelihood: What the targets are; ``None`` where none are needed.
+        optional: Targets may be missing, from all batches or none.
         at_most: The most examples that are kept; ``None`` for as many as memory allows.
         stop_after: End the pass after so many examples, for generators that never do.
         progress: Show a progress bar where there is a terminal.
         description: Its label.
+        watch: Keys of inputs (:func:`rgpr.data.row_keys`) whose appearances are counted.
     """
     device = network_dtype_device(posterior.network)[1]
 
@@ -171,20 +170,27 @@ def collect(
         gaussian: Gaussian = posterior(x)
         return gaussian.mean.double(), gaussian.variance.clamp(max=_LARGEST)
 
-    def shard() -> tuple[int, Any]:
-        """How many may be kept, and what is."""
+    known = None if watch is None else watch.cpu()
+
+    def shard() -> tuple[int, Any, int]:
+        """The largest number of examples that fits memory, those kept, and how many were known."""
         batches: Iterable[tuple[Tensor, Tensor | None]]
         if likelihood is None:
             every = inputs(loader, progress=progress, description=description)
             batches = ((x, None) for x in every)
+        elif optional:
+            batches = inputs_and_targets(loader, progress=progress, description=description)
         else:
             batches = labelled(loader, progress=progress, description=description)
         kept: Reservoir | None = None
+        watched, columns = 0, 0
         for number, (batch, target) in enumerate(batches):
             x = on_device(batch, device)
             check_batch(number, x, posterior.network, shape)
             if len(x) == 0:
                 continue
+            if known is not None:
+                watched += int(torch.isin(row_keys(batch).cpu(), known).sum())
             (first, second), u = read(x, run)
             if not bool(first.isfinite().all() & u[:, 0].isfinite().all()):
                 raise ValueError(
@@ -198,16 +204,25 @@ def collect(
                 size = sum(t[:1].numel() * t.element_size() for t in rows)
                 limit = max(1, _BYTES // size)
                 kept = Reservoir(limit if at_most is None else min(limit, at_most))
+                columns = len(rows)
+            if len(rows) != columns:
+                raise ValueError(
+                    f"{description}: batch {number} {'has' if len(rows) > columns else 'lacks'} "
+                    "targets, unlike those before it; yield (x, y) from all batches, or x alone"
+                )
             kept.add(x, *rows)
             if stop_after is not None and kept.seen >= stop_after:
                 break
-        return (0, (0, ())) if kept is None else (kept.size, kept.state)
+        return (0, (0, ()), watched) if kept is None else (kept.size, kept.state, watched)
 
     shards = together(shard, device)
-    everything = Reservoir(max(size for size, _ in shards))
-    for _, state in shards:
+    everything = Reservoir(max(size for size, _, _ in shards))
+    for _, state, _ in shards:
         everything.merge(state)
     if everything.seen == 0:
         raise ValueError(f"{description}: the loader gave only empty batches")
     u, first, second, *rest = everything.items
-    return Outputs(u, first, second, rest[0] if rest else None, everything.seen)
+    target = rest[0] if rest else None
+    return Outputs(
+        u, first, second, target, everything.seen, sum(watched for _, _, watched in shards)
+    )

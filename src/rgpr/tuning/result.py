@@ -24,7 +24,6 @@ class TuningResult:
         share: For each layer, the median of what it adds to the variance at the data and, where
             there are any, at the outliers: ``(at data, at outliers)``.
         temperature: The new temperature.
-        calibration: What evidence is multiplied by, if the confidence was calibrated.
         noise: Regression: variance of the observations that was assumed or found.
         ood_weight: Weight of the outliers.
         metrics: Validation metrics and mean confidences, each ``(before, after)``.
@@ -43,7 +42,6 @@ class TuningResult:
     sigma2: dict[str, float]
     share: dict[str, tuple[float, float | None]]
     temperature: float
-    calibration: float | None
     noise: float | None
     ood_weight: float | None
     metrics: dict[str, tuple[float, float]]
@@ -74,8 +72,6 @@ class TuningResult:
             lines.append(f"weight of the outliers {self.ood_weight:.3g}{how}")
         if self.temperature != 1:
             lines.append(f"temperature {self.temperature:.3g}")
-        if self.calibration is not None:
-            lines.append(f"calibration: evidence times {self.calibration:.3g}")
         if self.noise is not None:
             lines.append(f"variance of the observations {self.noise:.3g}")
         lines += [f"{name}: {a:.4f} -> {b:.4f}" for name, (a, b) in self.metrics.items()]

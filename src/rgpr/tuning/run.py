@@ -18,7 +18,6 @@ from ..distributed import active
 from ..metrics import accuracy, confidence, ece, nll
 from ..noise import NoiseLoader, like_data
 from .budget import LARGEST_WEIGHT, METRICS, Trial, largest_weight
-from .calibration import fit_calibration
 from .likelihood import log_likelihood
 from .marginal import collect_matrices
 from .ood import ignorance
@@ -37,8 +36,8 @@ _SCALES = range(-5, 4)
 # Logarithms beyond this are as good as zero or infinity: 1e-10 and 1e10 times the typical value.
 _BOUND = 23.0
 # The input carries the guarantee: it keeps a variance of at least this much in typical units (at
-# the 95 % quantile of the data, or ten times its mean where layers are tied), which no prediction
-# notices and which is a thousand times more at ten times the distance.
+# the 95 % quantile of the data), which no prediction notices and which is a thousand times more at
+# ten times the distance.
 _INPUT_FLOOR = 1e-3
 # Added variance can be traded for a lower temperature without end; so far and no further.
 _TEMPERATURES = (0.05, 20.0)
@@ -99,13 +98,12 @@ def tune(
     model: RGPR,
     val_loader: Iterable[Any],
     *,
-    objective: str | None,
+    objective: str,
     ood: Iterable[Any] | None,
     ood_weight: float | None,
     link_approx: str,
     n_samples: int,
     temperature: bool,
-    calibrate: bool | None,
     max_nll_increase: float | None,
     max_ece_increase: float | None,
     noise: float | None,
@@ -115,20 +113,17 @@ def tune(
 ) -> TuningResult:
     """Find the parameters, set them on the model, and report."""
     started = time.perf_counter()
-    residual, recipe = model._fitted(), model.recipe
-    classifier = model.likelihood == "classification"
-    if objective is None:
-        objective = "ood" if recipe.calibrated and classifier else "likelihood"
+    residual = model._fitted()
+    if residual.onset is not None:
+        raise ValueError(
+            "the default residual has no scales to tune: call model.calibrate(val_loader), which "
+            "sets how it answers from held-out data. The paper's objectives choose the scales of "
+            "RGPR(..., residual='paper')"
+        )
     limits = {"nll": max_nll_increase, "ece": max_ece_increase}
     chosen = {metric: limit for metric, limit in limits.items() if limit is not None}
-    if objective == "ood" and classifier:
-        calibrate = recipe.calibrated if calibrate is None else calibrate
-        if not chosen and recipe.max_ece_increase is not None:
-            chosen = {"ece": recipe.max_ece_increase}
-        elif chosen and ood_weight is None:
-            ood_weight = LARGEST_WEIGHT
     if ood_weight is None:
-        ood_weight = recipe.ood_weight if classifier else 0.5
+        ood_weight = LARGEST_WEIGHT if chosen else 0.5
     _check(
         model,
         objective,
@@ -136,7 +131,6 @@ def tune(
         ood_weight,
         link_approx,
         temperature,
-        calibrate,
         chosen,
         noise,
         max_examples,
@@ -162,14 +156,11 @@ def tune(
             model, validation.u, validation.first, validation.labels, now, temperature, noise,
             outliers,
         )  # fmt: skip
-        found = _by_predictions(
-            model, validation, outliers, space, now, ood_weight, bool(calibrate), chosen
-        )
+        found = _by_predictions(model, validation, outliers, space, now, ood_weight, chosen)
     tuned = found.tuned
     model.sigma2 = tuned.sigma2
     if temperature:
         model.temperature = float(tuned.temperature)
-    model.calibration = found.calibration
     notes = _notes(model.layers, found.space, tuned, found.trials, found.optimum.converged)
     for note in notes:
         warnings.warn(note, stacklevel=5)  # through the decorators of RGPR.tune
@@ -180,7 +171,6 @@ def tune(
         sigma2=dict(zip(model.layers, tuned.sigma2.tolist(), strict=True)),
         share=_share(model.layers, tuned.sigma2, found.at_data, found.at_outliers),
         temperature=float(tuned.temperature),
-        calibration=None if found.calibration is None else float(found.calibration),
         noise=float(tuned.noise) if model.likelihood == "regression" else None,
         ood_weight=found.weight,
         metrics=found.metrics,
@@ -208,7 +198,6 @@ class _Found:
     seen: tuple[int, int]
     at_outliers: Tensor | None = None
     weight: float | None = None
-    calibration: Tensor | None = None
     trials: list[Trial] = field(default_factory=list)
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -250,26 +239,11 @@ def _by_predictions(
     space: _Space,
     now: Parameters,
     ood_weight: float,
-    calibrate: bool,
     budget: dict[str, float],
 ) -> _Found:
     """The mean likelihood of each example, with outliers if there are some, within a budget."""
     target, starts = validation.labels, space.starts(now)
-    # Outliers alone could be fitted too well; the data's own likelihood needs no ties.
-    tied = model.recipe.tied if outliers is not None else 0.0
-    goal = _goal(model.likelihood, validation, outliers, space, tied)
-    plain = _goal(model.likelihood, validation, outliers, space, 0.0)
-
-    def calibration_of(parameters: Parameters) -> Tensor | None:
-        """The one that fits these parameters, if one is wanted."""
-        if not calibrate:
-            return None
-        return fit_calibration(
-            validation.probabilities(parameters),
-            validation.probabilities(parameters.without_residual()),
-            target,
-            validation.n_samples,
-        )
+    goal = _goal(model.likelihood, validation, outliers, space)
 
     def solve(weight: float, near: Optimum | None) -> Optimum:
         first = starts if near is None else [near.z, *starts]
@@ -284,8 +258,7 @@ def _by_predictions(
         own = measure(validation.probabilities(base.without_residual()), target)
 
         def cost(parameters: Parameters) -> float:
-            fitted = calibration_of(parameters)
-            return measure(validation.probabilities(parameters, fitted), target) - own
+            return measure(validation.probabilities(parameters), target) - own
 
         weight, optimum, trials = largest_weight(
             solve, lambda o: cost(space.parameters(o.z)), increase, ood_weight
@@ -294,17 +267,12 @@ def _by_predictions(
     else:
         optimum = solve(weight or 0.0, None)
         tuned = space.parameters(optimum.z)
-        penalised = [_total(goal(weight or 0.0)(space.point(p))) for p in (now, tuned)]
-        if penalised[1] < penalised[0]:
+        if _total(goal(weight or 0.0)(optimum.z)) < _total(goal(weight or 0.0)(space.point(now))):
             tuned = now
-    # What is reported is the objective itself, without what ties the layers.
-    before, after = (_total(plain(weight or 0.0)(space.point(p))) for p in (now, tuned))
-    calibration: Tensor | None = None
+    before, after = (_total(goal(weight or 0.0)(space.point(p))) for p in (now, tuned))
     metrics: dict[str, tuple[float, float]] = {}
     if model.likelihood == "classification":
-        calibration = calibration_of(tuned)
-        states = (now, model.calibration), (tuned, calibration)
-        metrics = _metrics(validation, outliers, *states)
+        metrics = _metrics(validation, outliers, now, tuned)
     return _Found(
         tuned,
         before,
@@ -316,7 +284,6 @@ def _by_predictions(
         seen=(validation.seen, 0 if outliers is None else outliers.seen),
         at_outliers=None if outliers is None else outliers.u,
         weight=weight,
-        calibration=calibration,
         trials=trials,
         metrics=metrics,
     )
@@ -329,7 +296,6 @@ def _check(
     ood_weight: float,
     link_approx: str,
     temperature: bool,
-    calibrate: bool | None,
     budgets: dict[str, float],
     noise: float | None,
     max_examples: int | None,
@@ -352,14 +318,12 @@ def _check(
         )
     if any(not limit >= 0 for limit in budgets.values()):
         raise ValueError(f"the budget {budgets} must not be negative")
-    about_classes = temperature or calibrate or budgets or link_approx == "mc"
+    about_classes = temperature or budgets or link_approx == "mc"
     if model.likelihood == "regression" and about_classes:
         raise ValueError(
-            "temperature, calibration, its budgets and link_approx='mc' are about class "
-            "probabilities; this model is a regression"
+            "temperature, calibration budgets and link_approx='mc' are about class probabilities; "
+            "this model is a regression"
         )
-    if calibrate and objective == "marginal-likelihood":
-        raise ValueError("calibrate=True needs held-out data; use objective='ood'")
     if temperature and objective == "marginal-likelihood":
         raise ValueError(
             "the marginal likelihood is of a Gaussian process, which has no temperature; use "
@@ -422,10 +386,6 @@ def _space(
     """Units for every parameter from the data, and where the search stands."""
     everywhere = u if outliers is None else torch.cat([u, outliers.u])
     typical = _typical(u)
-    if model.recipe.tied > 0:
-        # The units in which shares are equal: each layer's mean, the input's apart.
-        typical = u.mean(0)
-        typical[0] /= model.recipe.input_share
     typical = torch.where(typical > 0, typical, _typical(everywhere)).clamp(1e-30, 1e30)
     typical = torch.where(everywhere.amax(0) > 0, typical, 1.0)
     unit = None
@@ -440,7 +400,7 @@ def _typical(u: Tensor) -> Tensor:
 
 
 def _goal(
-    likelihood: str, validation: Outputs, outliers: Outputs | None, space: _Space, tied: float
+    likelihood: str, validation: Outputs, outliers: Outputs | None, space: _Space
 ) -> Callable[[float], Objective]:
     """The objective for each weight of the outliers."""
     values = validation.target if likelihood == "regression" else None
@@ -452,9 +412,6 @@ def _goal(
             if outliers is not None and weight > 0:
                 for part in ignorance(outliers, parameters, values):
                     yield weight * part
-            if tied > 0:
-                shares = z[: len(space.typical)]
-                yield -tied * (shares - shares.mean()).square().sum()
 
         return objective
 
@@ -481,17 +438,12 @@ def _within(
     return found
 
 
-_State = tuple[Parameters, Tensor | None]
-
-
 def _metrics(
-    validation: Outputs, outliers: Outputs | None, before: _State, after: _State
+    validation: Outputs, outliers: Outputs | None, before: Parameters, after: Parameters
 ) -> dict[str, tuple[float, float]]:
     """What the tuning did to predictions, as pairs of before and after."""
-
-    target = validation.target
-    assert target is not None
-    p, q = validation.probabilities(*before), validation.probabilities(*after)
+    target = validation.labels
+    p, q = validation.probabilities(before), validation.probabilities(after)
     pairs = {
         "validation accuracy": (accuracy(p, target), accuracy(q, target)),
         "validation NLL": (nll(p, target), nll(q, target)),
@@ -499,7 +451,7 @@ def _metrics(
         "mean confidence at data": (float(confidence(p).mean()), float(confidence(q).mean())),
     }
     if outliers is not None:
-        p, q = outliers.probabilities(*before), outliers.probabilities(*after)
+        p, q = outliers.probabilities(before), outliers.probabilities(after)
         pairs["mean confidence at outliers"] = (
             float(confidence(p).mean()),
             float(confidence(q).mean()),

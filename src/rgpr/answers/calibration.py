@@ -1,0 +1,347 @@
+r"""What only held-out data can tell; see :meth:`rgpr.RGPR.calibrate`.
+
+**The residual.** With :math:`R(x)` what the default residual compares with its onset, the fit left
+:math:`w = (R - \kappa)_+`. Calibrating moves the onset to ``q``, a quantile of :math:`R` at the
+held-out data, and the slope to ``c``: :math:`w' = c\,(R - q)_+`. Two rules bind it.
+
+- *Not weaker.* :math:`c \ge 1` if :math:`q \le \kappa`, and then :math:`w' \ge w` everywhere; else
+  :math:`c \ge 2 - \kappa / q`, and then :math:`w' \ge w` wherever :math:`R \ge 2 q`.
+- *Within the budget.* The mean negative log-likelihood of the held-out data is at most
+  ``max_nll_increase`` above what it is without the residual.
+
+Among slopes up to ``3 / q`` the largest that keeps the budget is taken. If none does, the onset
+moves to a higher quantile; at the maximum no held-out example has any variance, so one always does.
+
+**The temperature** is the best for the base's likelihood, and never below what it was: a sharper
+answer would be a weaker promise far away. It moves only if the likelihood gains more than one
+standard error.
+
+Fewer than 100 labelled examples choose nothing. Then the residual stays as it was, unless that
+breaks the budget on them.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..gaussian import DiagonalGaussian
+from ..metrics import accuracy, ece
+from ..predictive import log_softmax, twice_probit_logits
+from ..tuning.likelihood import log_density
+from ..tuning.outputs import Outputs, collect
+from . import conformal
+from .predictions import deviations, log_probabilities
+from .score import score
+
+if TYPE_CHECKING:
+    from ..model import RGPR
+
+__all__ = ["Calibration", "calibrate"]
+
+# Labelled examples from which on their likelihood chooses anything.
+_ENOUGH = 100
+# Quantiles of the held-out data that are tried as the onset, in this order.
+_ONSETS = (0.9, 0.95, 0.98, 0.99, 1.0)
+# The largest variance at twice the onset, in its unit, and the slopes that are tried below it.
+_KAPPA, _SLOPES = 3.0, 25
+_TEMPERATURES = torch.logspace(0, 1.3, 66, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What calibrating did; ``print`` it.
+
+    Attributes:
+        examples: How many held-out examples serve as references.
+        seen: How many there were.
+        labelled: Whether they had labels.
+        temperature: Before and after.
+        onset: The share of the held-out examples without any variance, before and after; ``None``
+            for the paper's residual.
+        slope: The factor on ``sigma2``, 1 if it stayed.
+        nll: Mean negative log-likelihood of the held-out data: without residual and temperature,
+            as the fit left it, and now. ``None`` without labels.
+        ece: Likewise the calibration error, for classification.
+        accuracy: Share of examples that are classified correctly.
+        noise: Regression: variance of the observations around the base's mean.
+        warnings: What to think about.
+    """
+
+    examples: int
+    seen: int
+    labelled: bool
+    temperature: tuple[float, float]
+    onset: tuple[float, float] | None
+    slope: float
+    nll: tuple[float, float, float] | None = None
+    ece: tuple[float, float, float] | None = None
+    accuracy: float | None = None
+    noise: float | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        kept = f"{self.examples} of {self.seen}" if self.examples < self.seen else f"{self.seen}"
+        what = "labelled examples" if self.labelled else "examples without labels"
+        smallest = 1 / (self.examples + 1)
+        lines = [f"calibrated on {kept} {what}; the smallest p-value is {smallest:.2g}"]
+        if self.accuracy is not None:
+            lines.append(f"accuracy            {self.accuracy:.1%}")
+        for name, values, scale, unit in (
+            ("NLL", self.nll, 1.0, ""),
+            ("ECE", self.ece, 100.0, " %"),
+        ):
+            if values is not None:
+                base, before, after = (f"{scale * value:.4g}{unit}" for value in values)
+                lines.append(f"{name}                 base {base}, fitted {before}, now {after}")
+        if self.noise is not None:
+            lines.append(f"observations' noise {self.noise:.3g} (variance)")
+        if self.temperature[0] != self.temperature[1]:
+            before, after = (f"{value:.3g}" for value in self.temperature)
+            lines.append(f"temperature         {before} -> {after}")
+        if self.onset is not None:
+            before, after = (f"{share:.1%}" for share in self.onset)
+            lines.append(f"exactly the base's  {before} -> {after} of these examples")
+            lines.append(f"residual's slope    x {self.slope:.3g}")
+        return "\n".join([*lines, *(f"! {warning}" for warning in self.warnings)])
+
+
+def calibrate(
+    model: RGPR, val_loader: Iterable[Any], max_nll_increase: float, progress: bool
+) -> Calibration:
+    """Read the data once, choose, set everything on the model, and report."""
+    residual = model._fitted()
+    if not max_nll_increase >= 0:
+        raise ValueError(f"max_nll_increase = {max_nll_increase} must not be negative")
+    outputs = collect(
+        model._read,
+        model.posterior,
+        val_loader,
+        shape=model._input_shape,
+        link_approx="probit",
+        n_samples=1,
+        generator=torch.Generator(),
+        likelihood=model.likelihood,
+        optional=True,
+        at_most=conformal.MOST_REFERENCES,
+        progress=progress,
+        description="rgpr calibrate",
+        watch=model._fit_keys,
+    )
+    notes = _notes(model, outputs)
+    given, temperature = model._as_given()
+    dtype = torch.float64  # collected values are finite: no row is at the limit
+    gaussian = DiagonalGaussian(outputs.first, outputs.second)
+    strange = score(residual.strangeness(outputs.u), outputs.first, model.likelihood)
+    label_scores: Tensor | None = None
+    chosen = _Chosen(given.sigma2, given.onset, temperature)
+    report: dict[str, Any] = {}
+    if outputs.target is not None:
+        if model.likelihood == "classification":
+            own = log_probabilities(given, temperature, gaussian, outputs.u, dtype)
+            label_scores = _of(conformal.class_scores(own), outputs.target)
+        else:
+            error = (outputs.target - outputs.first).abs()
+            label_scores = (error / deviations(given, gaussian, outputs.u, dtype)).amax(1)
+        chosen, report = _choose(model, outputs, max_nll_increase)
+    onset = None
+    if given.onset is not None and chosen.onset is not None:
+        after = given.rescaled(chosen.sigma2, chosen.onset)
+        quiet = [float((r.beyond(outputs.u) == 0).double().mean()) for r in (given, after)]
+        onset = (quiet[0], quiet[1])
+    residual.sigma2, residual.onset = chosen.sigma2, chosen.onset
+    model._temperature = chosen.temperature
+    model._references = strange.sort().values
+    model._label_scores = None if label_scores is None else label_scores.sort().values
+    for note in notes:
+        warnings.warn(note, stacklevel=4)  # through the decorators of RGPR.calibrate
+    return Calibration(
+        examples=len(outputs),
+        seen=outputs.seen,
+        labelled=outputs.target is not None,
+        temperature=(float(temperature), float(chosen.temperature)),
+        onset=onset,
+        slope=chosen.slope,
+        warnings=notes,
+        **report,
+    )
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The scales after calibrating."""
+
+    sigma2: Tensor
+    onset: Tensor | None
+    temperature: Tensor
+    slope: float = 1.0
+
+
+def _of(table: Tensor, target: Tensor) -> Tensor:
+    return table.gather(1, target[:, None])[:, 0]
+
+
+def _choose(model: RGPR, outputs: Outputs, budget: float) -> tuple[_Chosen, dict[str, Any]]:
+    """Temperature, onset and slope, and how the likelihood fared."""
+    given, temperature = model._as_given()
+    if model.likelihood == "classification":
+        losses: _Losses = _ClassLosses(outputs, given)
+    else:
+        losses = _NumberLosses(outputs, given)
+    nothing = torch.zeros(len(outputs), dtype=torch.float64, device=outputs.u.device)
+    base = float(losses(nothing, temperature).mean())
+    as_fitted = given.beyond(outputs.u)
+    before = float(losses(as_fitted, temperature).mean())
+    many = len(outputs) >= _ENOUGH
+    warmer = losses.temperature(temperature, nothing) if many else temperature
+    chosen, beyond = _Chosen(given.sigma2, given.onset, warmer), as_fitted
+    if given.onset is not None and bool(given.sigma2.any()):
+        allowed = float(losses(nothing, warmer).mean()) + budget
+
+        def within(beyond: Tensor) -> bool:
+            return float(losses(beyond, warmer).mean()) <= allowed
+
+        q, c = _onset_and_slope(given.joint(outputs.u), float(given.onset), within, many)
+        chosen = _Chosen(c * given.sigma2, torch.full_like(given.onset, c * q), warmer, c)
+        beyond = c * (given.joint(outputs.u) - q).clamp_min(0)
+    report: dict[str, Any] = {"nll": (base, before, float(losses(beyond, warmer).mean()))}
+    report |= losses.report(
+        (nothing, temperature), (as_fitted, temperature), (beyond, chosen.temperature)
+    )
+    return chosen, report
+
+
+def _onset_and_slope(
+    R: Tensor, kappa: float, within: Callable[[Tensor], bool], many: bool
+) -> tuple[float, float]:
+    """``q`` and ``c`` by the rules at the head of this file.
+
+    Args:
+        R: What is compared with the onset, of the held-out data.
+        kappa: The onset that the fit left; its slope is one.
+        within: Whether a variance keeps the budget.
+        many: Whether there are enough data to choose, instead of only keeping the budget.
+    """
+    if not many and within((R - kappa).clamp_min(0)):
+        return kappa, 1.0
+    for level in _ONSETS:
+        q = float(R.quantile(level))
+        if not many and q <= kappa:
+            continue
+        least = 1.0 if q <= kappa else 2 - kappa / q
+        most = max(least, _KAPPA / q) if q > 0 else least
+        slopes = [least] if not many else _between(most, least)
+        for c in slopes:
+            if within(c * (R - q).clamp_min(0)):
+                return q, c
+    # Beyond every held-out example there is nothing left to pay.
+    q = max(kappa, float(R.max()))
+    return q, 2 - kappa / q
+
+
+def _between(most: float, least: float) -> list[float]:
+    """Slopes from the largest down to the smallest, evenly in their logarithms."""
+    steps = (k / (_SLOPES - 1) for k in range(_SLOPES))
+    return [math.exp(math.log(most) + step * math.log(least / most)) for step in steps]
+
+
+class _Losses:
+    """Negative log-likelihoods of the held-out examples, for any variance beyond the onset."""
+
+    def __call__(self, beyond: Tensor, temperature: Tensor) -> Tensor:
+        """``(N,)``."""
+        raise NotImplementedError
+
+    def temperature(self, now: Tensor, beyond: Tensor) -> Tensor:
+        """The best one, if there is a gain."""
+        return now
+
+    def report(self, *states: tuple[Tensor, Tensor]) -> dict[str, Any]:
+        """Other metrics, of the base, as fitted, and now."""
+        raise NotImplementedError
+
+
+class _ClassLosses(_Losses):
+    def __init__(self, outputs: Outputs, given: Any) -> None:
+        self._outputs, self._given = outputs, given
+
+    def _log_probabilities(self, beyond: Tensor, temperature: Tensor) -> Tensor:
+        mean, variance = self._outputs.first, self._outputs.second
+        if self._given.onset is None:  # the paper's residual adds to the base's variance
+            added = DiagonalGaussian(mean, variance + (self._given.unit * beyond)[:, None])
+            mean, variance, beyond = mean, added.variance, torch.zeros_like(beyond)
+        return log_softmax(twice_probit_logits(mean, variance, beyond, temperature))
+
+    def __call__(self, beyond: Tensor, temperature: Tensor) -> Tensor:
+        return -_of(self._log_probabilities(beyond, temperature), self._outputs.labels)
+
+    def temperature(self, now: Tensor, beyond: Tensor) -> Tensor:
+        candidates = now * _TEMPERATURES.to(now.device)
+        means = torch.stack([self(beyond, candidate).mean() for candidate in candidates])
+        best = candidates[means.argmin()]
+        gain = self(beyond, now) - self(beyond, best)
+        error = float(gain.std()) / math.sqrt(len(gain))
+        return best if float(gain.mean()) > error else now
+
+    def report(self, *states: tuple[Tensor, Tensor]) -> dict[str, Any]:
+        target = self._outputs.labels
+        p = [self._log_probabilities(*state).exp() for state in states]
+        errors = [ece(each, target) for each in p]
+        return {"ece": tuple(errors), "accuracy": accuracy(p[0], target)}
+
+
+class _NumberLosses(_Losses):
+    """Of a regression, with the variance of the observations that fits the base best."""
+
+    def __init__(self, outputs: Outputs, given: Any) -> None:
+        self._outputs, self._given = outputs, given
+        self._squares = (outputs.labels - outputs.first).square()
+        unit = self._squares.mean().clamp_min(1e-300)
+        candidates = unit * torch.logspace(-4, 1, 101, dtype=torch.float64, device=unit.device)
+        means = [self._density(outputs.second + noise).mean() for noise in candidates]
+        self._noise = candidates[torch.stack(means).argmin()]
+
+    def _density(self, variance: Tensor) -> Tensor:
+        return -log_density(self._squares, variance).sum(1)
+
+    def __call__(self, beyond: Tensor, temperature: Tensor) -> Tensor:
+        v = (self._given.unit * beyond)[:, None]
+        return self._density(self._outputs.second + v + self._noise)
+
+    def report(self, *states: tuple[Tensor, Tensor]) -> dict[str, Any]:
+        return {"noise": float(self._noise)}
+
+
+def _notes(model: RGPR, outputs: Outputs) -> list[str]:
+    """What a person should know about the data they calibrate with."""
+    notes = []
+    keys = model._fit_keys
+    if keys is not None and model._fit_count:
+        # If these examples were drawn from the training data, so many of them would be known.
+        expected = len(keys) * min(1.0, outputs.seen / model._fit_count)
+        if outputs.watched >= max(2.0, 0.5 * expected):
+            notes.append(
+                f"{outputs.watched} of these inputs are training inputs that fit saw; their scores "
+                "are too small, and p-values and sets will not keep their promise. Calibrate with "
+                "inputs that were held out"
+            )
+    if len(outputs) < conformal.references_for(0.05):
+        needed = conformal.references_for(0.05)
+        notes.append(
+            f"{len(outputs)} examples: no p-value is below 1/{len(outputs) + 1}, so "
+            f"flag(alpha=0.05) is refused; that takes {needed}"
+        )
+    target = outputs.target
+    classes = target if model.likelihood == "classification" else None
+    if classes is not None and len(classes) > 1 and bool((classes == classes[0]).all()):
+        notes.append(
+            f"all labels are {int(classes[0])}: what is learned holds for inputs of that class "
+            "alone. Calibrate with all classes, as often as they will come"
+        )
+    return notes
