@@ -10,13 +10,18 @@ the normalisation, activation and pooling that follow it. The last stage makes t
 left out, and so is a stem before the first block. Plain ``nn.Sequential`` containers are looked
 through. Where the activation is a function call, the representation is what goes into it: hooks
 see modules only.
+
+If the outputs come from a linear layer, what goes into that layer is always read: all that the
+network knows about an input passes there. It is the last stage's output itself, or takes its place
+under the name ``"fc:input"`` (for a head called ``fc``) where something lies between the two, such
+as the pooling of a ResNet, a functional activation, or the choice of a class token.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -28,9 +33,13 @@ from torch import Tensor, nn
 
 from .hooks import evaluating, watching
 
-__all__ = ["INPUT", "LayerChoice", "capture", "check_layers", "choose_layers"]
+__all__ = ["INPUT", "LayerChoice", "capture", "check_layers", "choose_layers", "linear_head"]
 
 INPUT = "input"
+# After a module's name: what goes into it, instead of what comes out.
+_GOES_IN = ":input"
+# Outputs of so many numbers are kept while a network is looked at, to be compared.
+_KEPT = 1 << 16
 LayerChoice = str | Sequence[str] | Callable[[str, nn.Module], bool]
 
 _SILENT = (
@@ -61,6 +70,9 @@ class _Call:
     output_shape: torch.Size | None = None
     problem: str = ""
     calls: list[_Call] = field(default_factory=list)
+    given: Tensor | None = None
+    made: Tensor | None = None
+    head: _Call | None = None
 
 
 @contextmanager
@@ -80,28 +92,63 @@ def capture(
     Raises:
         RuntimeError: On leaving, if a layer did not run.
     """
-    wanted: dict[nn.Module, dict[int, int]] = {}
-    for index, layer in enumerate(layers[1:], start=1):
-        name, number = _parse(layer)
-        wanted.setdefault(network.get_submodule(name), {})[int(number or 0)] = index
-    runs: dict[nn.Module, int] = dict.fromkeys(wanted, 0)
+    outputs = _Wanted(network, layers, goes_in=False)
+    inputs = _Wanted(network, layers, goes_in=True)
     missing = set(range(1, len(layers)))
 
-    def after(watched: nn.Module, _: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        # An exporter may call the hook with a stand-in for the module.
-        index = wanted[watched].get(runs[watched])
-        runs[watched] += 1
+    def take(index: int | None, value: Any) -> None:
         if index is not None:
             missing.discard(index)
-            consume(index, _first_tensor(output, layers[index]))
+            consume(index, _first_tensor(value, layers[index]))
 
-    with watching(network, {module: partial(after, module) for module in wanted}):
+    # An exporter may call the hook with a stand-in for the module, so each knows its own.
+    def before(watched: nn.Module, _: nn.Module, args: tuple[Any, ...]) -> None:
+        take(inputs.next_run(watched), args)
+
+    def after(watched: nn.Module, _: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        take(outputs.next_run(watched), output)
+
+    with watching(
+        network,
+        {module: partial(after, module) for module in outputs.runs},
+        {module: partial(before, module) for module in inputs.runs},
+    ):
         yield
     if missing:
         raise RuntimeError(
             f"the layers {[layers[i] for i in sorted(missing)]} did not run in this forward pass; "
             "a network whose path depends on its input needs layers that always run"
         )
+
+
+class _Wanted:
+    """Which runs of which modules are representations, and how often each module ran so far."""
+
+    def __init__(self, network: nn.Module, layers: Sequence[str], *, goes_in: bool) -> None:
+        self._indices: dict[nn.Module, dict[int, int]] = {}
+        for index, layer in enumerate(layers[1:], start=1):
+            if layer.endswith(_GOES_IN) == goes_in:
+                name, number = _parse(layer)
+                module = network.get_submodule(name)
+                self._indices.setdefault(module, {})[int(number or 0)] = index
+        self.runs: dict[nn.Module, int] = dict.fromkeys(self._indices, 0)
+
+    def next_run(self, module: nn.Module) -> int | None:
+        """The index of the representation that this run of the module gives, if any."""
+        index = self._indices[module].get(self.runs[module])
+        self.runs[module] += 1
+        return index
+
+
+def linear_head(network: nn.Module, x: Tensor) -> str | None:
+    """The name of the linear layer whose output is the network's, if there is one.
+
+    Args:
+        network: The network; it runs once on two rows of ``x``, in evaluation mode.
+        x: A batch of inputs.
+    """
+    head = _trace(network, x[:2].clone()).head
+    return None if head is None else head.name
 
 
 def check_layers(network: nn.Module, choice: LayerChoice) -> None:
@@ -147,16 +194,19 @@ def choose_layers(
         return f"{name}#{call.number}" if runs[id(call.module)] > 1 else name
 
     if choice == "auto":
-        return [INPUT, *(label(call) for call in _auto(root, keep_last))]
+        hidden = _auto(root, keep_last)
+        names = [INPUT, *(label(call) for call in hidden)]
+        return names if keep_last else _with_head(names, hidden, root.head, x)
     aliases: dict[int, list[str]] = {id(module): [] for module in network.modules()}
     for name, module in network.named_modules(remove_duplicate=False):
         aliases[id(module)].append(name)
+    ids: set[int] = set()
+    into: set[int] = set()
     if callable(choice):
-        chosen = [call for call in finished if choice(call.name, call.module)]
-        if not chosen:
+        ids = {id(call) for call in finished if choice(call.name, call.module)}
+        if not ids:
             raise ValueError("the function given as layers chose none; use layers='input' for that")
     else:
-        ids: set[int] = set()
         every_name = [name for names in aliases.values() for name in names]
         for pattern in _patterns(choice):
             name, number = _parse(pattern)
@@ -168,12 +218,17 @@ def choose_layers(
             ]
             if not matches:
                 raise ValueError(_unknown(pattern, [label(call) for call in finished]))
-            ids.update(id(call) for call in matches)
-        chosen = [call for call in finished if id(call) in ids]
-    for call in chosen:
-        if call.problem:
-            raise ValueError(f"layer '{label(call)}' cannot be a representation: {call.problem}")
-    return [INPUT, *(label(call) for call in chosen)]
+            (into if pattern.endswith(_GOES_IN) else ids).update(id(call) for call in matches)
+    chosen = [INPUT]
+    for call in finished:
+        if id(call) in into:
+            chosen.append(label(call) + _GOES_IN)
+        if id(call) in ids:
+            if call.problem:
+                message = f"layer '{label(call)}' cannot be a representation: {call.problem}"
+                raise ValueError(message)
+            chosen.append(label(call))
+    return chosen
 
 
 def _patterns(choice: str | Sequence[str]) -> list[str]:
@@ -186,7 +241,7 @@ def _patterns(choice: str | Sequence[str]) -> list[str]:
 
 def _parse(layer: str) -> tuple[str, str]:
     """The module's name and the number of its run, empty for all of them."""
-    name, _, number = layer.removeprefix("./").partition("#")
+    name, _, number = layer.removeprefix("./").removesuffix(_GOES_IN).partition("#")
     return name, number
 
 
@@ -225,10 +280,13 @@ def _trace(network: nn.Module, x: Tensor) -> _Call:
     outside = _Call("", nn.Identity())
     stack = [outside]
     runs: Counter[nn.Module] = Counter()
+    linear: list[tuple[_Call, Tensor]] = []
 
     def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-        shape = args[0].shape if args and isinstance(args[0], Tensor) else None
-        call = _Call(names[module], module, runs[module], shape)
+        given = args[0] if args and isinstance(args[0], Tensor) else None
+        call = _Call(names[module], module, runs[module], None if given is None else given.shape)
+        if given is not None and isinstance(module, nn.Linear):
+            call.given = given.clone()
         runs[module] += 1
         stack[-1].calls.append(call)
         stack.append(call)
@@ -241,6 +299,10 @@ def _trace(network: nn.Module, x: Tensor) -> _Call:
             call.problem = str(error)
             return
         call.output_shape = tensor.shape
+        if isinstance(module, nn.Linear):
+            linear.append((call, tensor))
+        if tensor.numel() <= _KEPT:
+            call.made = tensor.clone()
         if not tensor.is_floating_point():
             call.problem = f"it returns {tensor.dtype}, not real numbers"
         elif tensor.dim() < 2 or len(tensor) != len(x):
@@ -254,8 +316,34 @@ def _trace(network: nn.Module, x: Tensor) -> _Call:
         evaluating(network),
         watching(network, dict.fromkeys(names, after), dict.fromkeys(names, before)),
     ):
-        network(x)
-    return outside.calls[0]
+        output = network(x)
+    root = outside.calls[0]
+    root.head = next((call for call, made in reversed(linear) if _is_output(made, output)), None)
+    return root
+
+
+def _is_output(made: Tensor, output: Any) -> bool:
+    """Whether a network returned what one of its layers made, as it is."""
+    if isinstance(output, Mapping):
+        output = output.get("logits")
+    elif not isinstance(output, Tensor):
+        output = getattr(output, "logits", None)
+    same = isinstance(output, Tensor) and output.numel() == made.numel()
+    return same and made.dim() == 2 and output.data_ptr() == made.data_ptr()
+
+
+def _with_head(names: list[str], hidden: list[_Call], head: _Call | None, x: Tensor) -> list[str]:
+    """The representations of ``"auto"`` with the head's own input as the last of them."""
+    if head is None or head.given is None or head.given.dim() != 2:
+        return names
+    features = head.given
+    known = [call.made for call in hidden if call.made is not None] + [x]
+    if any(t.numel() == features.numel() and torch.equal(t.flatten(1), features) for t in known):
+        return names
+    shape = hidden[-1].output_shape if hidden else None
+    if shape is not None and shape[2 if len(shape) == 3 else 1] == features.shape[1]:
+        names = names[:-1]
+    return [*names, head.name + _GOES_IN]
 
 
 def _in_order(call: _Call) -> Iterator[_Call]:

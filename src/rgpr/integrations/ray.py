@@ -72,19 +72,20 @@ class Predictor:
         )
         dtype = network_dtype_device(self.model.posterior.network)[0]
         x = (values.to(self.device, torch.float32) * self.scale).to(dtype)
+        *answers, last = self.model._everything(x)
+        calibrated = self.model._references is not None
+        found = {"p_value": last, "score": answers.pop()} if calibrated else {"score": last}
         if self.model.likelihood == "classification":
-            probabilities = self.model(x)
+            (probabilities,) = answers
             confidence, prediction = probabilities.max(1)
-            found = {
+            found |= {
                 "prediction": prediction,
                 "confidence": confidence.float(),
                 "probabilities": probabilities.float(),
             }
         else:
-            mean, variance = self.model(x, diagonal_output=True)
-            found = {"mean": mean.float(), "variance": variance}
-        if self.model._threshold is not None:
-            found["flagged"] = self.model.flag(x)
+            mean, covariance = answers
+            found |= {"mean": mean.float(), "variance": covariance.diagonal(dim1=1, dim2=2)}
         return {**result, **{name: value.cpu().numpy() for name, value in found.items()}}
 
 
@@ -117,7 +118,7 @@ def score(
 
     Returns:
         A lazy dataset with ``prediction``, ``confidence`` and ``probabilities`` (regression:
-        ``mean`` and ``variance``), and ``flagged`` if the model has a threshold.
+        ``mean`` and ``variance``), ``score``, and ``p_value`` if the model was calibrated.
 
     Raises:
         FileNotFoundError: There is no such file.

@@ -72,6 +72,18 @@ class Posterior(StableBuffers):
             "likelihood needs; tune with objective='likelihood' or 'ood', which take any base"
         )
 
+    def mean_parts(self) -> list[tuple[nn.Module, float]] | None:
+        """Networks and weights whose weighted sum of outputs is the mean; ``None`` if it is none.
+
+        A certificate bounds these networks. The first is the one that is read.
+        """
+        return None
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the outputs have no variance of their own, for any input."""
+        return False
+
     def choose_layers(self, choice: LayerChoice, x: Tensor) -> list[str]:
         """Names of the representations that ``choice`` stands for; see ``representations``."""
         return choose_layers(self.network, choice, x)

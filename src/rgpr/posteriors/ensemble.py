@@ -46,6 +46,9 @@ class Ensemble(SampledPosterior):
                 )
         return torch.stack([outputs[i % len(outputs)] for i in range(n_samples)])
 
+    def mean_parts(self) -> list[tuple[nn.Module, float]]:
+        return [(network, 1 / self.n_samples) for network in (self.network, *self.others)]
+
     def covariances(self, x: Tensor) -> Tensor:
         return self._covariances_of_functions(x)
 

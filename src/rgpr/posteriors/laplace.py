@@ -137,6 +137,9 @@ class LastLayerLaplace(Packing[Blocks], Posterior):
         covariance = torch.einsum("bcjd,bj->bcd", half, features).double()
         return DenseGaussian(mean, covariance * peak.double().square()[..., None])
 
+    def mean_parts(self) -> list[tuple[nn.Module, float]]:
+        return [(self.network, 1.0)]
+
     def covariances(self, x: Tensor) -> Tensor:
         features = _point_and_features(self.network, self.head, x)[1].double()
         if self.structure == "kron":
@@ -259,6 +262,9 @@ class LaplacePosterior(Posterior):
         with torch.inference_mode(False), torch.enable_grad():
             _, covariance = self.la._glm_predictive_distribution(x.detach().clone())
         return DenseGaussian(mean, covariance.detach())
+
+    def mean_parts(self) -> list[tuple[nn.Module, float]]:
+        return [(self.network, 1.0)]
 
     def covariances(self, x: Tensor) -> Tensor:
         with torch.inference_mode(False), torch.enable_grad():

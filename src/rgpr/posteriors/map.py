@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..gaussian import DiagonalGaussian, Gaussian
 from .base import Posterior, register_posterior
@@ -23,6 +23,13 @@ class MAP(Posterior):
     def forward(self, x: Tensor) -> Gaussian:
         mean = self.point(x)
         return DiagonalGaussian(mean, torch.zeros((), device=mean.device))
+
+    def mean_parts(self) -> list[tuple[nn.Module, float]]:
+        return [(self.network, 1.0)]
+
+    @property
+    def is_certain(self) -> bool:
+        return True
 
     def covariances(self, x: Tensor) -> Tensor:
         return torch.zeros(1, len(x), len(x), dtype=torch.float64, device=x.device)

@@ -96,6 +96,15 @@ class Temperature(Posterior):
     def sample(self, x: Tensor, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
         return self.base.sample(x, n_samples, generator) / self.temperature
 
+    def mean_parts(self) -> list[tuple[nn.Module, float]] | None:
+        parts = self.base.mean_parts()
+        factor = 1 / float(self.temperature)
+        return None if parts is None else [(network, factor * w) for network, w in parts]
+
+    @property
+    def is_certain(self) -> bool:
+        return self.base.is_certain
+
     def covariances(self, x: Tensor) -> Tensor:
         return self.base.covariances(x) / self.temperature.square()
 
