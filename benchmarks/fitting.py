@@ -35,7 +35,7 @@ def run(device: str) -> Iterator[tuple[str, Any]]:
                     network(x.to(device, non_blocking=True))
 
             runs = {"bare pass": bare}
-            for residual in ("adaptive", "paper"):
+            for residual in ("onset", "paper"):
                 model = RGPR(network, residual=residual)
                 runs[residual] = lambda m=model, loader=loader: m.fit(loader, progress=False)
             kind = str(dtype).removeprefix("torch.")

@@ -69,7 +69,5 @@ def _ratios(results: dict[str, Any]) -> list[tuple[str, float]]:
         if "LLL + RGPR" in contestants
     ]
     for case, contestants in results.get("fitting", {}).items():
-        bars += [
-            (f"fit {name}: {case}", contestants[name]["ratio"]) for name in ("adaptive", "paper")
-        ]
+        bars += [(f"fit {name}: {case}", contestants[name]["ratio"]) for name in ("onset", "paper")]
     return bars

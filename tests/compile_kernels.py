@@ -49,19 +49,19 @@ def main() -> None:
                 kernels._pooled, dtype, own, "i32", "i32", "i32",
                 CHANNELS_LAST=last, TALL=64, WIDE=32,
             )  # fmt: skip
-        build(
-            kernels._probit, dtype, wide, wide, wide, wide, wide, dtype, "fp32", "i32", "i32",
-            more_than_one="classes", CALIBRATED=True, CLASSES=16, LAYERS=4,
-        )  # fmt: skip
+        for onset in (False, True):
+            build(
+                kernels._probit, dtype, *[wide] * 6, dtype, "fp32", "fp32", "i32", "i32",
+                more_than_one="classes", ONSET=onset, CLASSES=16, LAYERS=4,
+            )  # fmt: skip
     for own in ("*fp32", wide):
         build(kernels._peak_out, own, own, own, "i32", BLOCK=512)
-    build(
-        kernels._nearest_mean_cubes, *["*fp32"] * 5, wide, "i32", "i32", OFFSET=True, BLOCK=512
-    )  # fmt: skip
+    for own in ("*fp32", wide):
+        build(kernels._nearest_cubes, *[own] * 5, wide, "i32", "i32", OFFSET=True, BLOCK=512)
     for classes, aligned in ((16, True), (64, False)):
         build(
-            kernels._packed_mean_cubes, "*fp32", "*fp32", "*i64", wide, "*fp32", "i32", "i32",
-            OFFSET=True, CLASSES=classes, ALIGNED=aligned, PRECISION=kernels._PRECISION,
+            kernels._packed_squares, "*fp32", "*fp32", "*i64", wide, "*fp32", "i32", "i32",
+            CLASSES=classes, ALIGNED=aligned, PRECISION=kernels._PRECISION,
             ROWS=kernels._ROWS, COLUMNS=kernels.COLUMNS, STEP=kernels.STEP,
         )  # fmt: skip
     for dtype, classes in (("*fp32", 16), ("*fp32", 64), ("*bf16", 16), ("*fp16", 16)):
@@ -70,7 +70,7 @@ def main() -> None:
             CLASSES=classes, PRECISION=kernels._PRECISION,
             ROWS=kernels._ROWS, COLUMNS=kernels.COLUMNS, STEP=kernels.STEP,
         )  # fmt: skip
-    build(kernels._summed_up, wide, "*fp32", "*i64", wide, "i32", "i32", ROWS=128)
+    build(kernels._cubed_up, wide, "*fp32", "*i64", wide, wide, "i32", "i32", ROWS=128)
 
 
 if __name__ == "__main__":

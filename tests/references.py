@@ -39,6 +39,24 @@ def unit_variance(h: Tensor, training: Tensor) -> Tensor:
     return standardised(h, training).abs().pow(3).mean(1) / 3
 
 
+def nearest_distance(
+    points: Tensor, training: Tensor, classes: Tensor, shrinkage: float = 0.1
+) -> Tensor:
+    """Of rows ``(B, D)`` to the nearest class mean, in the spread within classes: Mahalanobis.
+
+    The root of the mean over the ``D`` directions, each in units of its own spread.
+    """
+    points, training = points.double(), training.double()
+    means = torch.stack([training[classes == c].mean(0) for c in classes.unique()])
+    own = torch.stack([training[classes == c].mean(0) for c in classes])
+    covariance = (training - own).T @ (training - own) / len(training)
+    eye = torch.eye(len(covariance), dtype=torch.float64, device=covariance.device)
+    shrunk = (1 - shrinkage) * covariance + shrinkage * covariance.diagonal().mean() * eye
+    deviations = points[:, None] - means
+    squared = torch.einsum("bki,ij,bkj->bk", deviations, shrunk.inverse(), deviations)
+    return (squared.amin(1) / points.shape[1]).sqrt()
+
+
 def jacobian(network: nn.Module, x: Tensor) -> Tensor:
     """Gradients of every output in every parameter, one backward pass each: (B, C, P)."""
     rows = []

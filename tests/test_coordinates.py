@@ -4,12 +4,13 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import rgpr
 from networks import blobs, convolutional, mlp
+from references import nearest_distance
 from rgpr.coordinates import RESIDUALS, Collector, Coordinates, Prototypes, Strategy, reduce
 from rgpr.exact import ResidualProcess
 from rgpr.kernels import dscs, dscs_gram
@@ -131,9 +132,17 @@ def test_prototypes_by_hand() -> None:
     shrunk = 0.8 * covariance + 0.2 * covariance.diagonal().mean() * torch.eye(4).double()
     inverse = shrunk.inverse()
     points = 4 * torch.randn(20, 4).double()
-    for point, z in zip(points, coordinates(points), strict=True):
+    found = coordinates(points)
+    assert found.shape == (20, 1)
+    for point, distance in zip(points, found, strict=True):
         squared = [float((point - m) @ inverse @ (point - m)) for m in means]
-        assert float(z.square().sum()) == pytest.approx(min(squared), rel=1e-8)
+        assert float(distance) == pytest.approx(math.sqrt(min(squared) / 4), rel=1e-8)
+    torch.testing.assert_close(coordinates.unit_variance(points), found[:, 0].pow(3) / 3)
+    coordinates.offset = torch.tensor([1.5]).double()
+    beyond_offset = (found[:, 0] - 1.5).clamp_min(0).pow(3) / 3
+    torch.testing.assert_close(coordinates.unit_variance(points), beyond_offset)
+    assert (beyond_offset == 0).any()
+    assert (beyond_offset > 0).any()
     # The principal axes: within classes the coordinates are uncorrelated.
     own = deviations @ coordinates.axes
     spread = own.T @ own / 60
@@ -158,6 +167,44 @@ def test_class_moments_against_plain_sums(n: int, classes: int, seed: int) -> No
     torch.testing.assert_close(full.scatter, deviations.T @ deviations, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(diagonal.scatter, full.scatter.diagonal(), rtol=1e-9, atol=1e-9)
     assert torch.equal(full.counts, torch.bincount(y, minlength=classes).double())
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 40),
+    st.integers(1, 40),
+    st.integers(1, 5),
+    st.sampled_from([0.0, 1000.0]),
+    st.booleans(),
+)
+def test_class_moments_without_some_that_were_taken_in(
+    seed: int, kept: int, taken: int, classes: int, center: float, diagonal: bool
+) -> None:
+    """What is left is what the others alone would have given, whatever the batches were."""
+    generator = torch.Generator().manual_seed(seed)
+    n = kept + taken
+    h = center + 5 * torch.randn(n, 3, generator=generator)
+    y = torch.randint(classes, (n,), generator=generator)
+    order = torch.randperm(n, generator=generator)
+
+    def moments(rows: Tensor, size: int) -> ClassMoments:
+        found = ClassMoments(classes, diagonal=diagonal)
+        for part in rows.split(size):
+            found.update(h[part], y[part])
+        return found
+
+    everything = moments(torch.arange(n), 7)
+    everything.merge(moments(order[:taken], 5).state, sign=-1)
+    rest = moments(order[taken:], 11)
+    assert torch.equal(everything.counts, rest.counts)
+    torch.testing.assert_close(everything.means, rest.means, rtol=1e-12, atol=1e-9)
+    torch.testing.assert_close(everything.scatter, rest.scatter, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(everything.covariance, rest.covariance, rtol=1e-9, atol=1e-9)
+    # And it can go on from there, also for a class of which nothing was left.
+    for one in (everything, rest):
+        one.update(h[:taken], y[:taken])
+    torch.testing.assert_close(everything.means, rest.means, rtol=1e-12, atol=1e-9)
+    torch.testing.assert_close(everything.scatter, rest.scatter, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -196,12 +243,13 @@ def test_layers_before_one_that_works_in_place(strategy: tuple[str, str]) -> Non
 def test_thousands_of_classes_take_no_cube() -> None:
     """(B, C, D) would be eight gigabytes here."""
     classes, width = 4000, 256
-    coordinates = Prototypes(torch.randn(classes, width), torch.eye(width).double())
+    means = torch.randn(classes, width)
+    coordinates = Prototypes(means, torch.eye(width).double())
     h = torch.randn(2000, width)
-    z = coordinates(h)
+    distance = coordinates(h)
     some = torch.randint(2000, (20,))
-    scaled = torch.cdist(h[some], torch.linalg.solve(coordinates.axes.T, coordinates.centers.T).T)
-    torch.testing.assert_close(z[some].norm(dim=1), scaled.amin(1), rtol=1e-3, atol=1e-3)
+    nearest = torch.cdist(h[some].double(), means.double()).amin(1) / width**0.5
+    torch.testing.assert_close(distance[some, 0], nearest, rtol=1e-5, atol=0)
 
 
 def test_wide_layers_keep_variances_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,8 +259,72 @@ def test_wide_layers_keep_variances_alone(monkeypatch: pytest.MonkeyPatch) -> No
     assert coordinates.axes.shape == (4,)
     means = torch.stack([h[y == c].mean(0) for c in range(2)])
     scale = (h - means[y]).square().mean(0).sqrt()
-    nearest = torch.cdist(h / scale, means / scale).argmin(1)
-    torch.testing.assert_close(coordinates(h), (h - means[nearest]) / scale, rtol=1e-4, atol=1e-4)
+    nearest = torch.cdist(h.double() / scale, means.double() / scale).amin(1) / 2
+    torch.testing.assert_close(coordinates(h)[:, 0], nearest, rtol=1e-4, atol=0)
+    torch.testing.assert_close(coordinates.unit_variance(h), nearest**3 / 3, rtol=1e-4, atol=0)
+
+
+def random_prototypes(seed: int, width: int, classes: int, starts: bool) -> Prototypes:
+    generator = torch.Generator().manual_seed(seed)
+    means = 3 * torch.randn(classes, width, generator=generator, dtype=torch.float64)
+    root = torch.randn(width, width, generator=generator, dtype=torch.float64)
+    coordinates = Prototypes(means, root @ root.T, of="raw", dtype=torch.float64)
+    if starts:
+        coordinates.offset = torch.rand(1, generator=generator, dtype=torch.float64)
+    return coordinates
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 12), st.integers(2, 6), st.booleans())
+def test_no_jump_where_another_prototype_is_nearest(
+    seed: int, width: int, classes: int, starts: bool
+) -> None:
+    """Between neighbours on a segment ``u`` changes by half if they are half as far apart."""
+    coordinates = random_prototypes(seed, width, classes, starts)
+    generator = torch.Generator().manual_seed(seed + 1)
+    ends = 4 * torch.randn(2, width, generator=generator, dtype=torch.float64)
+    anchors = coordinates.anchors()
+    whitened = torch.cdist(ends @ coordinates.axes, anchors @ coordinates.axes)
+    assume(int(whitened[0].argmin()) != int(whitened[1].argmin()))
+
+    def largest_change(steps: int) -> float:
+        t = torch.linspace(0, 1, steps + 1, dtype=torch.float64)[:, None]
+        u = coordinates.unit_variance(ends[0] + t * (ends[1] - ends[0]))
+        return float(u.diff().abs().max())
+
+    changes = [largest_change(1000 * 2**k) for k in range(4)]
+    for wide, fine in zip(changes, changes[1:], strict=False):
+        assert fine <= 0.51 * wide
+
+
+def far_from_zero(seed: int, width: int = 24, classes: int = 5) -> tuple[Tensor, Tensor]:
+    """Activations whose mean is a thousand times their spread, with the class of each."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(60 * classes) % classes
+    mix = torch.randn(width, width, generator=generator)
+    mix = mix / mix.norm(dim=0)
+    own = torch.randn(classes, width, generator=generator)[y]
+    return 1000 + own + torch.randn(len(y), width, generator=generator) @ mix, y
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["axes", "variances alone"])
+@given(seed=st.integers(0, 2**32 - 1))
+def test_activations_far_from_zero_keep_their_digits(seed: int, wide: bool) -> None:
+    """Also in float32: against float64, and a row alone against the row in a batch."""
+    h, y = far_from_zero(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        if wide:
+            patch.setattr("rgpr.coordinates._WIDEST", 3)
+        coordinates = collected(Strategy("prototypes", "pooled"), h, y)
+    assert coordinates.axes.dtype == torch.float32
+    assert coordinates.axes.dim() == (1 if wide else 2)
+    u = coordinates.unit_variance(h)
+    alone = torch.cat([coordinates.unit_variance(row[None]) for row in h])
+    torch.testing.assert_close(alone, u, rtol=1e-6, atol=0)
+    distance = coordinates(h)[:, 0]
+    torch.testing.assert_close(distance.pow(3) / 3, u, rtol=1e-5, atol=0)
+    if not wide:
+        expected = nearest_distance(h, h, y).pow(3) / 3
+        torch.testing.assert_close(u, expected, rtol=1e-4, atol=0)
 
 
 def test_reductions() -> None:
@@ -228,10 +340,12 @@ def test_reductions() -> None:
 
 def test_far_rows_neither_overflow_nor_turn_to_nan() -> None:
     coordinates = Prototypes(torch.randn(5, 4), torch.eye(4).double())
-    z = coordinates(torch.tensor([[1e37, 0, 0, 1.0], [torch.inf, 0, 0, 1], [torch.nan, 0, 0, 1]]))
-    assert z[0].isfinite().all()
-    assert z[1].isinf().all()
-    assert z[2].isnan().any()
+    h = torch.tensor([[1e37, 0, 0, 1.0], [torch.inf, 0, 0, 1], [torch.nan, 0, 0, 1], [1, 1, 1, 1]])
+    for found in (coordinates(h)[:, 0], (3 * coordinates.unit_variance(h)) ** (1 / 3)):
+        assert float(found[0]) == pytest.approx(1e37 / 2, rel=1e-5)
+        assert found[1] == torch.inf
+        assert found[2].isnan()
+        assert found[3] < 2
 
 
 class TestOffsets:
@@ -309,30 +423,46 @@ def test_labels_or_predictions() -> None:
     assert len(regression.residual.at(1).centers) == 1
 
 
-def test_autocast_does_not_reach_the_coordinates() -> None:
-    """Features far from zero would lose their digits in half precision before they are centred."""
-    x = torch.randn(200, 4)
-    network = nn.Sequential(nn.Linear(4, 6), nn.Identity(), nn.Linear(6, 3))
-    network[0].bias.data += 100
-    model = rgpr.RGPR(network, layers=["0"]).fit([x])
-    exact = model.variance(x)
+class Shift(nn.Module):
+    """Works in full precision also under autocast, which leaves additions alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 100
+
+
+@pytest.mark.parametrize("kind", ["moments", "whitened", "prototypes"])
+@pytest.mark.parametrize("of", ["raw", "pooled", "normalised"])
+def test_autocast_does_not_reach_the_coordinates(kind: str, of: str) -> None:
+    """Features would lose their digits in half precision, whatever they are measured from."""
+    x, y = torch.randn(200, 4), torch.arange(200) % 3
+    recipe = rgpr.ResidualRecipe(hidden=Strategy(kind, of), combine="onset")
+    network = nn.Sequential(Shift(), nn.Linear(4, 3))
+    model = rgpr.RGPR(network, layers=["0"], residual=recipe).fit([(x, y)])
     h = network[0](x)
+    expected, variance = model.residual.unit_variance(1, h), model.variance(3 * x)
+    assert (expected > 0).all()
+    assert (variance > 0).any()
     with torch.autocast("cpu", torch.bfloat16):
-        inside = model.residual.unit_variance(1, h)
-    torch.testing.assert_close(inside, model.residual.unit_variance(1, h))
-    assert exact.isfinite().all()
+        assert (h @ torch.eye(4)).dtype == torch.bfloat16  # it is on
+        assert torch.equal(model.residual.unit_variance(1, h), expected)
+        assert torch.equal(model.variance(3 * x), variance)
+        again = Coordinates.from_saved(
+            model.residual.at(1).config(), model.residual.at(1).state_dict()
+        )
+    for name, tensor in again.named_buffers():  # what is derived from the saved tensors, too
+        assert torch.equal(tensor, model.residual.at(1).get_buffer(name))
 
 
 def test_words_and_recipes() -> None:
-    assert rgpr.RGPR(mlp()).recipe == RESIDUALS["adaptive"]
+    assert rgpr.RGPR(mlp()).recipe == RESIDUALS["onset"]
     assert rgpr.RGPR(mlp(), residual="paper").recipe == RESIDUALS["paper"]
-    with pytest.raises(ValueError, match="residual='best' is not one of 'paper', 'adaptive'"):
-        rgpr.RGPR(mlp(), residual="best")
+    for old in ("best", "adaptive"):
+        with pytest.raises(ValueError, match=f"residual='{old}' is not one of 'onset', 'paper'"):
+            rgpr.RGPR(mlp(), residual=old)
     with pytest.raises(ValueError, match="would not go to 1/C"):
         rgpr.ResidualRecipe(input=Strategy("prototypes", "normalised"))
-    for bad in ({"tied": -1.0}, {"ood_weight": -1.0}, {"input_share": 0.0}):
-        with pytest.raises(ValueError, match=next(iter(bad))):
-            rgpr.ResidualRecipe(**bad)
+    with pytest.raises(ValueError, match="combine='product' is not one of 'sum', 'onset'"):
+        rgpr.ResidualRecipe(combine="product")
     with pytest.raises(TypeError, match="residual=None"):
         rgpr.RGPR(mlp(), residual=None)
     for bad in ({"coordinates": "nearest"}, {"of": "mean"}, {"offset": 1.5}, {"shrinkage": -1}):

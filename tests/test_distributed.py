@@ -23,7 +23,7 @@ import os, sys
 import torch
 from torch import distributed
 sys.path.insert(0, {tests!r})
-from test_distributed import data, build, laplace, options
+from test_distributed import data, build, laplace, taught
 from rgpr.distributed import merge_laplace
 rank = int(os.environ["RANK"])
 distributed.init_process_group("gloo", init_method="file://{store}", rank=rank, world_size=2)
@@ -40,13 +40,13 @@ try:
     if case in ("kron", "diag", "full"):
         la = merge_laplace(laplace(case, x[mine], y[mine]))
         assert la.n_data == len(x)
-        model = rgpr.RGPR(la)
+        model = rgpr.RGPR(la, residual="paper")
     else:
         model = build(case)
     model.fit(train)
     v_mine = slice(0, 50) if rank == 0 else slice(50, None)
     o_mine = slice(0, 11) if rank == 0 else slice(11, None)
-    model.tune([(v[v_mine], w[v_mine])], ood=[out[o_mine]], **options)
+    taught(model, [(v[v_mine], w[v_mine])], [out[o_mine]])
     model.save({store!r} + f".{{rank}}.safetensors")
     code = 0
 except Exception as error:
@@ -57,7 +57,13 @@ distributed.destroy_process_group()
 sys.exit(code)
 """
 
-options = {"objective": "ood", "ood_weight": 2.0, "max_examples": 60}
+
+def taught(model: rgpr.RGPR, validation: Any, out: Any) -> rgpr.RGPR:
+    """Tuned if it is a sum that can be, and calibrated."""
+    if model.recipe.combine == "sum":
+        model.tune(validation, objective="ood", ood=out, ood_weight=2.0, max_examples=60)
+    model.calibrate(validation)
+    return model
 
 
 def data() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
@@ -80,7 +86,8 @@ def build(case: str) -> rgpr.RGPR:
     recipe = rgpr.ResidualRecipe(
         input=rgpr.Strategy(offset=1.0), hidden=rgpr.Strategy("prototypes", "pooled")
     )
-    return rgpr.RGPR(network(), residual=recipe if case == "offset" else "adaptive")
+    residual = {"offset": recipe, "paper": "paper"}.get(case, "onset")
+    return rgpr.RGPR(network(), residual=residual)
 
 
 def laplace(structure: str, x: Tensor, y: Tensor) -> Any:
@@ -106,18 +113,30 @@ def two_processes(case: str, folder: Path) -> list[tuple[int, str]]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("case", ["adaptive", "offset", "empty"])
+@pytest.mark.parametrize("case", ["onset", "paper", "offset", "empty"])
 def test_two_processes_give_the_model_of_one(case: str, tmp_path: Path) -> None:
     (x, y), validation, out = data()
-    alone = build(case).fit([(x, y)])
-    alone.tune([validation], ood=[out], **options)
+    alone = taught(build(case).fit([(x, y)]), [validation], [out])
     results = two_processes(case, tmp_path)
     assert [code for code, _ in results] == [0, 0], results
     models = [rgpr.load(tmp_path / f"store.{rank}.safetensors", mlp()) for rank in range(2)]
     points = torch.cat([x, 5 * x])
     assert torch.equal(models[0](points), models[1](points))  # to the last bit
+    assert torch.equal(models[0].score(points), models[1].score(points))
     torch.testing.assert_close(models[0].sigma2, alone.sigma2, rtol=1e-5, atol=1e-9)
     torch.testing.assert_close(models[0](points), alone(points).detach(), rtol=0, atol=1e-6)
+    # What was learned from the held-out data of both.
+    for name in ("temperature", "_references", "_label_scores"):
+        ours, theirs = getattr(models[0], name), getattr(alone, name)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    if case in ("onset", "empty"):
+        for name in ("onset", "typical"):
+            ours, theirs = (getattr(model.residual, name) for model in (models[0], alone))
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)
+        share = (alone.variance(points) == 0).double().mean()
+        assert 0.1 < float(share) < 0.9  # there is something to compare on both sides
+    assert models[0]._fit_count == len(x)
+    assert len(models[0]._references) == len(validation[0])
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -126,8 +145,7 @@ def test_laplace_of_two_shards_is_that_of_all_data(structure: str, tmp_path: Pat
     (x, y), validation, out = data()
     la = laplace(structure, x, y)
     assert merge_laplace(la) is la
-    alone = rgpr.RGPR(la).fit([(x, y)])
-    alone.tune([validation], ood=[out], **options)
+    alone = taught(rgpr.RGPR(la, residual="paper").fit([(x, y)]), [validation], [out])
     results = two_processes(structure, tmp_path)
     assert [code for code, _ in results] == [0, 0], results
     models = [rgpr.load(tmp_path / f"store.{rank}.safetensors", mlp()) for rank in range(2)]

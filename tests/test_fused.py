@@ -103,30 +103,38 @@ def test_mean_cubes(
     torch.testing.assert_close(ours, reference, rtol=1e-5, atol=1e-9)
 
 
+def distance_cubes(z: Tensor, centers: Tensor, offset: Tensor | None) -> Tensor:
+    """What `nearest_cubes` promises, by distances between all pairs of points in float64."""
+    mode = "donot_use_mm_for_euclid_dist"  # differences of large products would lose digits
+    pairs = torch.cdist(z.double(), centers.double(), compute_mode=mode)
+    distance = pairs.amin(1) / centers.shape[1] ** 0.5
+    return (distance - (0 if offset is None else offset.double())).clamp_min(0).pow(3) / 3
+
+
 @settings(max_examples=40)
 @given(seeds, st.integers(0, 4), st.integers(1, 20), st.integers(1, 12), st.booleans())
-def test_nearest_mean_cubes(
+def test_nearest_cubes(
     operations: ModuleType, seed: int, rows: int, n: int, k: int, starts: bool
 ) -> None:
     h, centers = 10 * drawn(seed, rows, n).double(), 10 * drawn(seed + 1, k, n).double()
-    offset = drawn(seed + 2, n).double().abs() if starts else None
+    offset = drawn(seed + 2, 1).double().abs() if starts else None
     divided, peak = operations.peak_out(h)
     torch.testing.assert_close(divided * peak, h)
     assert bool((divided.abs() <= 1).all())
     products = torch.cat([divided, divided @ centers.T], 1)
     halves = centers.square().sum(1) / 2
-    ours = operations.nearest_mean_cubes(products, centers, halves, peak, offset)
-    chosen = centers[torch.cdist(h, centers).argmin(1)]
-    z = (h - chosen).abs() - (0 if offset is None else offset)
-    torch.testing.assert_close(ours, z.clamp_min(0).pow(3).mean(1) / 3, rtol=1e-9, atol=1e-9)
+    ours = operations.nearest_cubes(products, centers, halves, peak, offset)
+    assert ours.dtype == torch.float64
+    expected = distance_cubes(h, centers, offset)
+    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
 
 
-def packed(prototypes: list[tuple[Tensor, Tensor, Tensor | None]]) -> Packed:
-    """Of axes, centers in their coordinates and offsets."""
+def packed(prototypes: list[tuple[Tensor, Tensor, Tensor, Tensor | None]]) -> Packed:
+    """Of origins, axes, centers in their coordinates and offsets."""
     parts = {}
-    for index, (axes, centers, offset) in enumerate(prototypes):
+    for index, (origin, axes, centers, offset) in enumerate(prototypes):
         onto = torch.cat([axes, axes @ centers.T], 1)
-        parts[index] = Parts(onto, centers, centers.square().sum(1) / 2, offset)
+        parts[index] = Parts(origin, onto, centers, centers.square().sum(1) / 2, offset)
         assert parts[index].fit
     return Packed(parts)
 
@@ -139,7 +147,7 @@ def packed(prototypes: list[tuple[Tensor, Tensor, Tensor | None]]) -> Packed:
         st.tuples(st.integers(1, 150), st.integers(1, 64), st.booleans()), min_size=1, max_size=3
     ),
 )
-def test_packed_mean_cubes(
+def test_packed_cubes(
     operations: ModuleType, seed: int, rows: int, layers: list[tuple[int, int, bool]]
 ) -> None:
     if operations is fused:
@@ -148,24 +156,18 @@ def test_packed_mean_cubes(
     for number, (n, k, starts) in enumerate(layers):
         at = seed + 10 * number
         h, axes, centers = drawn(at, rows, n), drawn(at + 1, n, n), 3 * drawn(at + 2, k, n)
-        h = 10 * h
-        offset = drawn(at + 3, n).abs() if starts else None
+        origin = 10 * drawn(at + 4, n)
+        h = 10 * h + origin
+        offset = drawn(at + 3, 1).abs() if starts else None
         hs.append(h)
-        prototypes.append((axes, centers, offset))
-        z = h.double() @ axes.double()
-        apart = (z[:, None] - centers.double()).square().sum(2)
-        # Where two centers are as close, either is right.
-        cubes = (z[:, None] - centers.double()).abs() - (0 if offset is None else offset.double())
-        u = cubes.clamp_min(0).pow(3).mean(2) / 3
-        expected.append((u, apart))
+        prototypes.append((origin, axes, centers, offset))
+        z = (h.double() - origin.double()) @ axes.double()
+        expected.append(distance_cubes(z, centers, offset))
     ours = packed(prototypes)
-    found = operations.packed_mean_cubes([hs[index] for index in ours.layers], *ours.arguments)
+    found = operations.packed_cubes([hs[index] for index in ours.layers], *ours.arguments)
     assert found.shape == (rows, len(layers))
     for index, column in zip(ours.layers, found.unbind(1), strict=True):
-        u, apart = expected[index]
-        off = (u - column[:, None]).abs() > 1e-5 * u + 1e-9
-        near = apart <= apart.amin(1, keepdim=True) * (1 + 1e-5)
-        assert not (off | ~near).all(1).any()
+        torch.testing.assert_close(column, expected[index], rtol=1e-5, atol=1e-9)
 
 
 @settings(max_examples=25)
@@ -200,7 +202,7 @@ def test_packed_values_that_are_not_finite_or_huge_stay_in_their_rows(by_kernels
     h = torch.ones(5, 3)
     h[1, 0], h[2, 1], h[3, 0], h[3, 2], h[4] = torch.inf, torch.nan, torch.inf, torch.nan, 1e38
     eye, centers = torch.eye(3), torch.zeros(2, 3)
-    ours = packed([(eye, centers, None)]).unit_variances({0: h})[0]
+    ours = packed([(torch.zeros(3), eye, centers, None)]).unit_variances({0: h})[0]
     assert ours[:2].tolist() == [1 / 3, torch.inf]
     assert ours[2:4].isnan().all()
     assert ours[4].item() == pytest.approx(1e114 / 3, rel=1e-5)
@@ -259,9 +261,8 @@ def test_rows_and_parameters_wider_than_a_block(operations: ModuleType) -> None:
     rows, peak = operations.peak_out(5 * drawn(4, 4, 3))
     products = torch.cat([rows, rows @ centers.T], 1)
     halves = centers.square().sum(1) / 2
-    ours = operations.nearest_mean_cubes(products, centers, halves, peak, None)
-    chosen = centers[torch.cdist(rows * peak, centers).argmin(1)]
-    reference = (rows * peak - chosen).double().abs().pow(3).mean(1) / 3
+    ours = operations.nearest_cubes(products, centers, halves, peak, None)
+    reference = distance_cubes(rows * peak, centers, None)
     torch.testing.assert_close(ours, reference, rtol=1e-3, atol=1e-6)
     wide, wide_peak = operations.peak_out(h)
     torch.testing.assert_close(wide * wide_peak, h)
@@ -276,7 +277,7 @@ def test_values_that_are_not_finite_stay_in_their_rows(operations: ModuleType) -
     assert ours[2:].isnan().all()
     rows, peak = operations.peak_out(h)
     products = torch.cat([rows, rows @ torch.zeros(3, 2)], 1)
-    ours = operations.nearest_mean_cubes(products, torch.zeros(2, 3), torch.zeros(2), peak, None)
+    ours = operations.nearest_cubes(products, torch.zeros(2, 3), torch.zeros(2), peak, None)
     assert ours[:2].tolist() == [1 / 3, torch.inf]
     assert ours[2:].isnan().all()
 
@@ -287,7 +288,7 @@ def test_the_largest_values_do_not_overflow(operations: ModuleType) -> None:
     assert ours.item() == pytest.approx(1e114 / 3, rel=1e-5)
     rows, peak = operations.peak_out(h)
     products = torch.cat([rows, rows @ torch.ones(2, 1)], 1)
-    ours = operations.nearest_mean_cubes(products, torch.ones(1, 2), torch.ones(1), peak, None)
+    ours = operations.nearest_cubes(products, torch.ones(1, 2), torch.ones(1), peak, None)
     assert ours.item() == pytest.approx(1e114 / 3, rel=1e-5)
 
 
@@ -307,14 +308,25 @@ def by_kernels(operations: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "_triton", lambda device: operations)
 
 
-def calibrated() -> rgpr.RGPR:
+def over_laplace(residual: str) -> rgpr.RGPR:
+    """A last-layer Laplace with either residual, after all that data can teach it."""
     x, y = blobs()
     with torch.enable_grad():
         la, *_ = laplace_over_blobs("classification", "kron")
-    model = rgpr.RGPR(la).fit([(x, y)])
-    model.tune([(x, y)], progress=False)
-    assert model.calibration is not None
+    model = rgpr.RGPR(la, residual=residual).fit([(x, y)])
+    if residual == "paper":
+        model.tune([(x, y)], progress=False)
+    else:
+        model.calibrate([(x, y)], progress=False)
     return model
+
+
+def onset_over_laplace() -> rgpr.RGPR:
+    return over_laplace("onset")
+
+
+def paper_over_laplace() -> rgpr.RGPR:
+    return over_laplace("paper")
 
 
 def images() -> rgpr.RGPR:
@@ -332,7 +344,8 @@ MODELS = {
     "network": lambda: rgpr.RGPR(mlp()).fit([blobs()]),
     "the paper's": lambda: rgpr.RGPR(mlp(), residual="paper").fit([blobs()]),
     "input alone": lambda: rgpr.RGPR(mlp(), layers="input").fit([blobs()]),
-    "calibrated": calibrated,
+    "onset over Laplace": onset_over_laplace,
+    "the paper's over Laplace": paper_over_laplace,
 }
 
 
@@ -343,7 +356,7 @@ def test_whole_predictions(build, by_kernels: None, operations: ModuleType) -> N
     with torch.device("cpu"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "_on_gpu", lambda h: False)
         model, (x, _) = build(), blobs()
-        model.temperature = 1.0 if model.calibration is not None else 1.7
+        model.temperature = 1.7
         rows = [alpha * x[:4] for alpha in (1, 3, 100, 1e6, 1e13, 1e30, 1e38)]
         strange = x[:4].clone()
         strange[0, 1], strange[1, 0] = torch.inf, torch.nan
@@ -401,17 +414,20 @@ def test_what_was_packed_follows_the_model(by_kernels: None) -> None:
 
 def test_copies_are_of_one_layer_and_not_of_another() -> None:
     centers = torch.zeros(2, 3)
-    part = Parts(torch.ones(3, 5), centers, centers.sum(1), None)
+    part = Parts(torch.zeros(3), torch.ones(3, 5), centers, centers.sum(1), None)
     ours = Packed({1: part})
     assert ours.is_of(originals_of({1: part}))
     assert not ours.is_of(originals_of({2: part}))
-    assert not ours.is_of(originals_of({1: part._replace(offset=torch.ones(3))}))
+    assert not ours.is_of(originals_of({1: part._replace(offset=torch.ones(1))}))
+    assert not ours.is_of(originals_of({1: part._replace(origin=torch.zeros(3))}))
     assert not ours.is_of(originals_of({1: part._replace(centers=centers.clone())}))
     centers.add_(1)
     assert not ours.is_of(originals_of({1: part}))
 
 
-@pytest.mark.parametrize("build", [MODELS["network"], MODELS["calibrated"], images])
+@pytest.mark.parametrize(
+    "build", [MODELS["network"], onset_over_laplace, paper_over_laplace, images]
+)
 @torch.no_grad()
 def test_compiled_predictions(build, by_kernels: None) -> None:  # type: ignore[no-untyped-def]
     """The kernels are operators of the graph."""
@@ -427,8 +443,9 @@ def test_compiled_predictions(build, by_kernels: None) -> None:  # type: ignore[
         for graph in model._compiled_call_impl._made.by_key.values()
         for node in graph.graph.nodes
     }
-    assert torch.ops.rgpr.packed_mean_cubes.default in called
-    assert (torch.ops.rgpr.squares_by_block.default in called) == (build is calibrated)
+    laplace = build in (onset_over_laplace, paper_over_laplace)
+    assert (torch.ops.rgpr.packed_cubes.default in called) == (build is not paper_over_laplace)
+    assert (torch.ops.rgpr.squares_by_block.default in called) == laplace
     assert (torch.ops.rgpr.pooled.default in called) == (x.dim() == 4)
 
 
@@ -530,7 +547,7 @@ def test_looking_at_a_variance_leaves_its_gradients(by_kernels: None) -> None:
 
 @torch.no_grad()
 def test_exported_programs_hold_no_copies(by_kernels: None) -> None:
-    model = calibrated()
+    model = onset_over_laplace()
     x = torch.randn(7, *model._input_shape, device="cpu")
     device = torch.get_default_device()
     model.to(device)(x.to(device))
@@ -547,7 +564,7 @@ def test_exported_programs_hold_no_copies(by_kernels: None) -> None:
 
 @torch.no_grad()
 def test_a_compiled_model_sees_its_laplace_change(by_kernels: None) -> None:
-    model = calibrated().to(torch.get_default_device())
+    model = onset_over_laplace().to(torch.get_default_device())
     x = 3 * torch.randn(7, *model._input_shape)
     compiled = copy.deepcopy(model)
     compiled.compile(backend="aot_eager")

@@ -12,9 +12,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import rgpr
 from networks import EVERY_NETWORK, LeNet, Task, mlp
 from references import unit_variance
-from rgpr import RGPR
+from rgpr import RGPR, fitting
 from rgpr.gaussian import DiagonalGaussian, Gaussian
 from rgpr.metrics import accuracy, nll
+
+both_residuals = pytest.mark.parametrize("residual", ["onset", "paper"])
 
 
 @pytest.mark.parametrize("name", EVERY_NETWORK)
@@ -47,16 +49,17 @@ def _alive(h: Tensor, training: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def representation(network: nn.Module, layer: str, x: Tensor) -> Tensor:
-    name, _, number = layer.removeprefix("./").partition("#")
-    outputs: list[Tensor] = []
+    name, _, number = layer.removeprefix("./").removesuffix(":input").partition("#")
+    seen: list[Tensor] = []
 
-    def keep(module: nn.Module, args: object, output: object) -> None:
-        outputs.append((output[0] if isinstance(output, tuple) else output).detach().clone())
+    def keep(module: nn.Module, args: tuple[Tensor, ...], output: object) -> None:
+        taken = args if layer.endswith(":input") else output
+        seen.append((taken[0] if isinstance(taken, tuple) else taken).detach().clone())
 
     handle = network.get_submodule(name).register_forward_hook(keep)
     network(x.clone())
     handle.remove()
-    return outputs[int(number or 0)]
+    return seen[int(number or 0)]
 
 
 def test_one_forward_pass_serves_prediction_and_capture() -> None:
@@ -71,16 +74,19 @@ def test_one_forward_pass_serves_prediction_and_capture() -> None:
         lambda: model(x, link_approx="bridge"),
         lambda: model.predictive_samples(x, 50),
         lambda: model.variance(x),
+        lambda: model.score(x),
+        lambda: model.explain(x),
     ):
         passes.clear()
         call()
         assert len(passes) == 1
 
 
+@both_residuals
 @pytest.mark.parametrize("link", ["probit", "mc", "bridge"])
-def test_sigma2_zero_is_exactly_the_base(link: str) -> None:
+def test_sigma2_zero_is_exactly_the_base(link: str, residual: str) -> None:
     network, x = mlp(), torch.randn(30, 4)
-    model = RGPR(network).fit([x])
+    model = RGPR(network, residual=residual).fit([x])
     model.sigma2 = 0
     p = model(100 * x, link_approx=link)
     if link == "probit":
@@ -90,40 +96,82 @@ def test_sigma2_zero_is_exactly_the_base(link: str) -> None:
     assert torch.equal(samples, network(x).double().expand(3, 30, 3))
 
 
-def test_untuned_sigma2_is_harmless(digits: Task) -> None:
-    model = RGPR(digits.network).fit(digits.loader())
+@both_residuals
+def test_untuned_sigma2_is_harmless(digits: Task, residual: str) -> None:
+    model = RGPR(digits.network, residual=residual).fit(digits.loader())
     assert (model.sigma2 > 0).all()
     with torch.no_grad():
         p, base = model(digits.x), digits.network(digits.x).softmax(-1)
         v = model.variance(digits.train.tensors[0])
-    assert 0.05 < v.quantile(0.95) < 0.15
+        held_out = model.variance(digits.x)
+    if residual == "paper":
+        assert 0.05 < v.quantile(0.95) < 0.15
+    else:
+        # As many held-out inputs as were promised get the base's own answer, bit by bit. Two
+        # samples of 500 scatter by one per cent around each other.
+        quiet = held_out == 0
+        assert float(quiet.double().mean()) == pytest.approx(fitting._ONSET_QUANTILE, abs=0.02)
+        assert torch.equal(p[quiet], base[quiet])
     assert accuracy(p, digits.y) == accuracy(base, digits.y)
     assert nll(p, digits.y) < nll(base, digits.y) + 0.01
     # And yet enough far away.
-    assert float(model(1e8 * digits.x).amax(1).max()) == pytest.approx(0.1, abs=2e-3)
+    with torch.no_grad():
+        assert float(model(1e8 * digits.x).amax(1).max()) == pytest.approx(0.1, abs=2e-3)
 
 
+@torch.no_grad()
 def test_untuned_sigma2_is_harmless_in_regression_of_any_unit() -> None:
     x = torch.randn(300, 4)
     for unit in (1e-4, 1.0, 1e4):
         network = mlp(4, 2)
         network[-1].weight.data *= unit
-        model = RGPR(network, likelihood="regression").fit([x])
+        model = RGPR(network, likelihood="regression", residual="paper").fit([x])
         mean, variance = model(x, diagonal_output=True)
-        ratio = variance.quantile(0.95) / mean.var(0).mean()
+        spread = mean.var(0, correction=0).mean()
+        ratio = variance.quantile(0.95) / spread
         assert 0.05 < float(ratio) < 0.2
+        assert float(model.residual.unit / spread) == pytest.approx(0.1, rel=0.2)
     constant = nn.Sequential(nn.Linear(4, 2))
     nn.init.zeros_(constant[0].weight)
-    assert (RGPR(constant, likelihood="regression").fit([x]).sigma2 > 0).all()
+    for residual in ("onset", "paper"):
+        model = RGPR(constant, likelihood="regression", residual=residual).fit([x])
+        assert (model.sigma2 > 0).all()
+        assert model.residual.unit > 0
 
 
-def test_the_scales_are_set_by_all_of_the_data_in_any_order() -> None:
+@torch.no_grad()
+def test_the_default_variance_of_a_regression_is_measured_in_its_outputs() -> None:
+    """It is zero at most data, and its unit is a tenth of the outputs' variance."""
+    x, added = torch.randn(300, 4), []
+    network = mlp(4, 2)
+    for unit in (1.0, 1e-4, 1e4):
+        scaled = copy.deepcopy(network)
+        scaled[-1].weight.data *= unit
+        scaled[-1].bias.data *= unit
+        model = RGPR(scaled, likelihood="regression").fit([x])
+        mean, variance = model(x, diagonal_output=True)
+        spread = float(mean.var(0, correction=0).mean())
+        assert 0.9 < (variance == 0).double().mean() < 1
+        assert float(model.residual.unit) == pytest.approx(0.1 * spread, rel=1e-4)
+        # Where what is compared with the onset is twice as large, it is so many of its units.
+        u = model._read(4 * x, scaled)[1]
+        twice = 2 * model.residual.onset / model.residual.joint(u)[:, None]
+        expected = torch.full((300,), fitting._KAPPA, dtype=torch.float64)
+        torch.testing.assert_close(model.residual(twice * u) / model.residual.unit, expected)
+        added.append(model.variance(8 * x) / spread)
+    assert (added[0] > 0).double().mean() > 0.9
+    torch.testing.assert_close(added[1], added[0], rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(added[2], added[0], rtol=1e-3, atol=1e-6)
+
+
+@both_residuals
+def test_the_scales_are_set_by_all_of_the_data_in_any_order(residual: str) -> None:
     """Sorted by size: the first 256 rows alone would give scales many times larger."""
     x = torch.randn(4000, 4)
     x = x[x.norm(dim=1).argsort()]
     network = mlp()
-    sorted_data = RGPR(network).fit(x.split(100)).sigma2
-    shuffled = RGPR(network).fit(x[torch.randperm(4000)].split(100)).sigma2
+    sorted_data = RGPR(network, residual=residual).fit(x.split(100)).sigma2
+    shuffled = RGPR(network, residual=residual).fit(x[torch.randperm(4000)].split(100)).sigma2
     torch.testing.assert_close(sorted_data, shuffled, rtol=0.5, atol=0)
 
 
@@ -240,11 +288,20 @@ def test_loaders_of_pairs_inputs_and_dicts() -> None:
         torch.testing.assert_close(RGPR(network).fit(loader)(x), reference(x))
 
 
-def test_r_flattens_the_residual() -> None:
+@both_residuals
+def test_r_flattens_the_residual(residual: str) -> None:
     network, x = mlp(), torch.randn(40, 4)
-    one, two = RGPR(network).fit([x]), RGPR(network).fit([x], r=2)
+    one = RGPR(network, residual=residual).fit([x])
+    two = RGPR(network, residual=residual).fit([x], r=2)
+    # The scales that a fit finds make up for it.
+    assert one.variance(20 * x).min() > 0
+    torch.testing.assert_close(two.variance(20 * x), one.variance(20 * x))
     one.sigma2 = two.sigma2 = 1
-    torch.testing.assert_close(two.variance(x), one.variance(x) / 8)
+    if residual == "paper":
+        torch.testing.assert_close(two.variance(x), one.variance(x) / 8)
+    else:
+        far, u = (m.residual.joint(m._read(20 * x, network)[1]) for m in (one, two))
+        torch.testing.assert_close(u, far / 8)
     with pytest.raises(ValueError, match="r = 0"):
         RGPR(network).fit([x], r=0)
 
@@ -267,13 +324,17 @@ def test_sigma2_is_settable_and_checked() -> None:
             model.sigma2 = bad
 
 
-def test_monte_carlo_is_algorithm_1() -> None:
+@both_residuals
+def test_monte_carlo_is_algorithm_1(residual: str) -> None:
     network, x = mlp(), 2 * torch.randn(30, 4)
-    model = RGPR(network).fit([x])
+    model = RGPR(network, residual=residual).fit([x])
     model.sigma2 = 1
+    if residual == "onset":
+        x = 12 * x  # beyond the onset
     with torch.no_grad():
         p = model(x, link_approx="mc", n_samples=20_000)
         v = model.variance(x)
+        assert v.min() > 0
         # By hand: the network, plus noise of that variance, softmax, mean.
         noise = torch.randn(20_000, 30, 3, dtype=torch.float64) * v.sqrt()[:, None]
         expected = (network(x) + noise).softmax(-1).mean(0)
@@ -291,7 +352,7 @@ def test_the_generator_is_honoured() -> None:
 
     def draw(seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
-        return model(x, link_approx="mc", n_samples=5, generator=generator)
+        return model(10 * x, link_approx="mc", n_samples=5, generator=generator)
 
     assert torch.equal(draw(1), draw(1))
     assert not torch.equal(draw(1), draw(2))
@@ -300,14 +361,17 @@ def test_the_generator_is_honoured() -> None:
             model(x, link_approx="mc", n_samples=bad)
 
 
-def test_regression() -> None:
+@both_residuals
+def test_regression(residual: str) -> None:
     network, x = mlp(4, 2), torch.randn(30, 4)
-    model = RGPR(network, likelihood="regression").fit([x])
-    mean, covariance = model(5 * x)
-    assert torch.equal(mean, network(5 * x))
-    expected = model.variance(5 * x)[:, None, None] * torch.eye(2)
+    model = RGPR(network, likelihood="regression", residual=residual).fit([x])
+    x = 20 * x
+    assert model.variance(x).min() > 0
+    mean, covariance = model(x)
+    assert torch.equal(mean, network(x))
+    expected = model.variance(x)[:, None, None] * torch.eye(2)
     torch.testing.assert_close(covariance, expected)
-    variance = model(5 * x, diagonal_output=True)[1]
+    variance = model(x, diagonal_output=True)[1]
     torch.testing.assert_close(variance, covariance.diagonal(dim1=1, dim2=2))
 
 
@@ -324,12 +388,13 @@ def test_binary_classification_with_one_logit() -> None:
     torch.testing.assert_close(model(1e9 * x), torch.full((30, 2), 0.5), atol=1e-3, rtol=0)
 
 
+@both_residuals
 @pytest.mark.parametrize("link", ["probit", "mc", "bridge"])
 @pytest.mark.parametrize("name", ["mlp", "lenet", "reused"])
-def test_float32_inputs_up_to_1e30_give_probabilities(link: str, name: str) -> None:
+def test_float32_inputs_up_to_1e30_give_probabilities(link: str, name: str, residual: str) -> None:
     build, shape = EVERY_NETWORK[name]
     x = torch.randn(20, *shape)
-    model = RGPR(build()).fit([x])
+    model = RGPR(build(), residual=residual).fit([x])
     for alpha in (1.0, 1e5, 1e10, 1e13, 1e20, 1e25, 1e30, 1e38):
         p = model(alpha * x, link_approx=link)
         assert p.dtype == torch.float32
@@ -340,10 +405,11 @@ def test_float32_inputs_up_to_1e30_give_probabilities(link: str, name: str) -> N
     assert off < (0.25 if link == "mc" else 1e-5)
 
 
+@both_residuals
 @pytest.mark.parametrize("link", ["probit", "mc", "bridge"])
-def test_special_values_stay_in_their_row(link: str) -> None:
+def test_special_values_stay_in_their_row(link: str, residual: str) -> None:
     network, x = LeNet().eval(), torch.randn(6, 1, 8, 8)
-    model = RGPR(network).fit([x])
+    model = RGPR(network, residual=residual).fit([x])
     model.sigma2 = 1e-9
     spoiled = x.clone()
     spoiled[1, 0, 3, 3] = torch.inf
@@ -365,16 +431,24 @@ def test_special_values_stay_in_their_row(link: str) -> None:
     assert samples[:, [1, 2]].isinf().all()
     assert samples[:, [3, 4]].isnan().all()
     assert samples[:, [0, 5]].isfinite().all()
+    score = model.score(spoiled)
+    assert score[[1, 2]].isposinf().all()
+    assert score[[3, 4]].isnan().all()
+    torch.testing.assert_close(score[[0, 5]], model.score(x)[[0, 5]])
     # Also with the residual switched off.
     model.sigma2 = 0
     p = predict(spoiled)
     assert torch.equal(p[[1, 2]], torch.full((2, 10), 0.1))
     assert p[[3, 4]].isnan().all()
+    assert model.variance(spoiled)[[3, 4]].isnan().all()
+    assert model.explain(spoiled).total[[3, 4]].isnan().all()
+    torch.testing.assert_close(model.score(spoiled), score, equal_nan=True)
 
 
-def test_special_values_in_regression() -> None:
+@both_residuals
+def test_special_values_in_regression(residual: str) -> None:
     x = torch.randn(4, 4)
-    model = RGPR(mlp(4, 2), likelihood="regression").fit([x])
+    model = RGPR(mlp(4, 2), likelihood="regression", residual=residual).fit([x])
     spoiled = x.clone()
     spoiled[1, 0], spoiled[2, 0] = torch.inf, torch.nan
     mean, covariance = model(spoiled)
@@ -385,6 +459,8 @@ def test_special_values_in_regression() -> None:
     torch.testing.assert_close((mean[0], covariance[0]), tuple(t[0] for t in model(x)))
     _, variance = model(spoiled, diagonal_output=True)
     assert variance[1].isinf().all()
+    assert model.score(spoiled)[1] == torch.inf
+    assert model.score(spoiled)[2].isnan()
 
 
 def test_nan_can_be_an_error() -> None:
@@ -413,13 +489,21 @@ def test_empty_batch_and_single_row() -> None:
     torch.testing.assert_close(model(x[:1]), model(x)[:1])
 
 
-def test_gradients_flow_to_the_input() -> None:
+@both_residuals
+def test_gradients_flow_to_the_input(residual: str) -> None:
     x = torch.randn(5, 4).double()
-    model = RGPR(mlp().double()).fit([torch.randn(30, 4).double()])
+    model = RGPR(mlp().double(), residual=residual).fit([torch.randn(30, 4).double()])
     model.sigma2 = 1
-    inputs = (2 * x).requires_grad_()
+    inputs = (20 * x).requires_grad_()
+    assert model.variance(inputs).min() > 0
     assert torch.autograd.gradcheck(model.variance, (inputs,))
     assert torch.autograd.gradcheck(lambda t: model(t), (inputs,))
+    assert torch.autograd.gradcheck(model.score, (inputs,))
+    # Below the onset the residual has nothing to say, and the gradient is the network's own.
+    if residual == "onset":
+        inputs = model.residual.coordinates[0].mean[None].clone().requires_grad_()
+        [gradient] = torch.autograd.grad(model.variance(inputs), inputs)
+        assert torch.equal(gradient, torch.zeros_like(gradient))
 
 
 def test_it_is_an_ordinary_module() -> None:

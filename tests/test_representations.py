@@ -3,28 +3,33 @@ from __future__ import annotations
 import copy
 import threading
 from collections import OrderedDict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torchvision
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+import rgpr
 from networks import EVERY_NETWORK, Functional, LeNet, Reused, Shared, Wrapper, mlp
 from rgpr import RGPR
 from rgpr.hooks import evaluating, plain_module, watching
-from rgpr.representations import capture, check_layers, choose_layers
+from rgpr.representations import capture, check_layers, choose_layers, linear_head
 
 EXPECTED_AUTO = {
     "mlp": ["1", "3"],
     "convolutional": ["2", "5"],
     "lenet": ["features.3", "features.7", "classifier.2"],
-    "functional": ["first", "second"],
+    "functional": ["first", "last:input"],
     "reused": ["relu#0", "relu#1"],
-    "recurrent": ["embed", "lstm"],
-    "shared": ["first#0", "first#1"],
+    "recurrent": ["embed", "last:input"],
+    "shared": ["first#0", "last:input"],
     "wrapper": ["inner.inner.1", "inner.inner.3"],
     "parametrised": ["1", "3"],
-    "named input": ["./input", "hidden"],
+    "named input": ["./input", "last:input"],
     "in place": ["2"],
 }
 
@@ -48,7 +53,11 @@ def test_auto(name: str) -> None:
 
 
 def test_auto_on_resnet18_is_the_papers_choice() -> None:
+    """With the pooled output of the last stage, which is what goes into the head."""
     network = torchvision.models.resnet18(num_classes=10)
+    layers = choose_layers(network, "auto", torch.randn(2, 3, 64, 64))
+    assert layers == ["input", "layer1", "layer2", "layer3", "fc:input"]
+    # Of images this small the last stage leaves one position, so pooling changes nothing.
     layers = choose_layers(network, "auto", torch.randn(2, 3, 32, 32))
     assert layers == ["input", "layer1", "layer2", "layer3", "layer4"]
 
@@ -57,8 +66,264 @@ def test_auto_looks_inside_a_backbone_below_a_head() -> None:
     backbone = torchvision.models.resnet18()
     backbone.fc = nn.Identity()
     network = nn.Sequential(backbone, nn.Linear(512, 3))
-    layers = choose_layers(network, "auto", torch.randn(2, 3, 32, 32))
-    assert layers == ["input", "0.layer1", "0.layer2", "0.layer3", "0.layer4"]
+    layers = choose_layers(network, "auto", torch.randn(2, 3, 64, 64))
+    assert layers == ["input", "0.layer1", "0.layer2", "0.layer3", "1:input"]
+
+
+class Blocks(nn.Module):
+    """Residual blocks with functions between modules, pooling as a function, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 4, 3, padding=1)
+        self.block1, self.block2 = Block(4), Block(4)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.block2(self.block1(F.relu(self.stem(x))))
+        return self.fc(F.adaptive_avg_pool2d(h, 1).flatten(1))
+
+
+class Block(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + self.second(F.relu(self.first(x))))
+
+
+def vision_transformer() -> nn.Module:
+    return torchvision.models.VisionTransformer(
+        image_size=8,
+        patch_size=4,
+        num_layers=2,
+        num_heads=2,
+        hidden_dim=8,
+        mlp_dim=16,
+        num_classes=3,
+    )
+
+
+class Answers(nn.Module):
+    """Puts the logits into something else: a dict, or an object."""
+
+    def __init__(self, wrap: Any) -> None:
+        super().__init__()
+        self.first, self.head, self.wrap = nn.Linear(4, 8), nn.Linear(8, 3), wrap
+
+    def forward(self, x: Tensor) -> Any:
+        return self.wrap(logits=self.head(F.relu(self.first(x))))
+
+
+class Tied(nn.Module):
+    """The head's weights are used before, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(F.relu(self.fc(x)))
+
+
+class Apart(nn.Module):
+    """A head whose features are no module's output: some of each of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.head = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(9, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.cat([self.left(x)[:, :5], self.right(x)[:, :4].tanh()], 1)
+        return self.head(h)
+
+
+HEADS: dict[str, tuple[Any, tuple[int, ...], str, list[str]]] = {
+    "functional": (Functional, (4,), "last", ["first", "last:input"]),
+    "blocks": (Blocks, (2, 6, 6), "fc", ["block1", "fc:input"]),
+    "resnet": (
+        lambda: torchvision.models.resnet18(num_classes=3),
+        (3, 64, 64),
+        "fc",
+        ["layer1", "layer2", "layer3", "fc:input"],
+    ),
+    "class token": (vision_transformer, (3, 8, 8), "heads.head", ["heads.head:input"]),
+    "dict": (lambda: Answers(dict), (4,), "head", ["head:input"]),
+    "object": (lambda: Answers(SimpleNamespace), (4,), "head", ["head:input"]),
+    "tied": (Tied, (4,), "fc", ["fc#1:input"]),
+    "another width": (Apart, (4,), "head", ["left", "right", "head:input"]),
+    "one output": (
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.Hardtanh(), nn.Linear(6, 1), nn.Flatten(0)),
+        (4,),
+        "2",
+        ["1"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_auto_reads_what_goes_into_the_head(name: str) -> None:
+    """So its weights and the last representation alone give the outputs."""
+    build, shape, head, expected = HEADS[name]
+    network, x = build().eval(), torch.randn(5, *shape)
+    assert linear_head(network, x) == head
+    layers = choose_layers(network, "auto", x)
+    assert layers == ["input", *expected]
+    last = read(network, layers, x)[layers[-1]]
+    with torch.no_grad():
+        output = network(x)
+        made = network.get_submodule(head)(last)
+    if not isinstance(output, Tensor):
+        output = output["logits"] if isinstance(output, dict) else output.logits
+    assert torch.equal(made.reshape(output.shape), output)
+
+
+class Cosine(nn.Linear):
+    """Called linear, and is not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.normalize(x), F.normalize(self.weight), self.bias)
+
+
+class Ends(nn.Module):
+    """A network that does something to what its last linear layer made."""
+
+    def __init__(self, end: Any) -> None:
+        super().__init__()
+        self.first, self.fc, self.end = nn.Linear(4, 6), nn.Linear(6, 3), end
+
+    def forward(self, x: Tensor) -> Any:
+        return self.end(self.fc(F.relu(self.first(x))))
+
+
+ENDS = {
+    "a softmax": lambda: Ends(lambda z: z.softmax(-1)),
+    "a temperature": lambda: Ends(lambda z: z / 2),
+    "something in place": lambda: Ends(lambda z: z.mul_(2)),
+    "something in place that changes nothing here": lambda: Ends(lambda z: z.clamp_(min=-1e9)),
+    "an activation in place": lambda: nn.Sequential(*mlp(), nn.ReLU(inplace=True)),
+    "some of the outputs": lambda: Ends(lambda z: z[:, :2]),
+    "outputs turned around": lambda: Ends(lambda z: z.T),
+    "something else": lambda: Ends(lambda z: {"probabilities": z}),
+    "a sum of two heads": lambda: _TwoHeads(),
+    "cosines": lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), Cosine(6, 3)),
+    "a bilinear layer": lambda: _Products(),
+}
+
+
+class _TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.one, self.other = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.first(x))
+        return self.one(h) + self.other(h)
+
+
+class _Products(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Bilinear(6, 6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.first(x))
+        return self.last(h, h)
+
+
+@pytest.mark.parametrize("build", ENDS.values(), ids=ENDS)
+def test_outputs_that_are_not_those_of_a_linear_layer_have_no_head(build: Any) -> None:
+    network, x = build(), torch.randn(5, 4)
+    assert linear_head(network, x) is None
+    assert not any(layer.endswith(":input") for layer in choose_layers(network, "auto", x))
+
+
+def test_a_head_behind_a_layer_that_changes_the_input_in_place() -> None:
+    """The input itself is read as it came, so what goes into the head is something else."""
+    network, x = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 3)), torch.randn(5, 4)
+    before = x.clone()
+    assert choose_layers(network, "auto", x) == ["input", "1:input"]
+    assert torch.equal(x, before)
+    torch.testing.assert_close(read(network, ["input", "1:input"], x)["1:input"], x.relu())
+
+
+@pytest.mark.parametrize("size", [8, 128])
+def test_a_stage_of_any_size_is_not_read_twice(size: int) -> None:
+    """Flattened it goes into the head: it is known by its entries, or by some of them."""
+    network = nn.Sequential(
+        nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(4 * size**2, 3, bias=False)
+    )
+    assert choose_layers(network, "auto", torch.randn(2, 1, size, size)) == ["input", "1"]
+
+
+def test_inputs_of_layers_by_name(tmp_path: Path) -> None:
+    x = torch.rand(40, 2, 6, 6)
+    network = Blocks()
+    wanted = ["block2:input", "fc:input", "block1.first"]
+    model = RGPR(network, layers=wanted).fit([x])
+    # In the order in which they are computed: a block's input before what its parts make.
+    assert model.layers == ["input", "block1.first", "block2:input", "fc:input"]
+    assert choose_layers(network, "block?:input", x) == ["input", "block1:input", "block2:input"]
+    assert choose_layers(network, ["block1", "block1:input", "block1.first"], x) == [
+        "input",
+        "block1:input",
+        "block1.first",
+        "block1",
+    ]
+    seen = read(network, model.layers, x)
+    torch.testing.assert_close(seen["block2:input"], network.block1(network.stem(x).relu()))
+    last = network.block2(seen["block2:input"]).mean((2, 3))
+    torch.testing.assert_close(seen["fc:input"], last)
+    model.save(tmp_path / "model.safetensors")
+    again = rgpr.load(tmp_path / "model.safetensors", Blocks())
+    assert again.layers == model.layers
+    assert torch.equal(again.variance(3 * x), model.variance(3 * x))
+    assert bool((model.variance(30 * x) > 0).all())
+    other = RGPR(network, layers=again.layers).fit([x])
+    assert torch.equal(other.variance(3 * x), model.variance(3 * x))
+
+
+def test_an_automatic_choice_of_the_heads_input_is_saved(tmp_path: Path) -> None:
+    x = torch.randn(40, 4)
+    for number, build in enumerate((Functional, Tied)):
+        model = RGPR(build()).fit([x])
+        assert model.layers[-1].endswith(":input")
+        model.save(tmp_path / f"{number}.safetensors")
+        again = rgpr.load(tmp_path / f"{number}.safetensors", build())
+        assert again.layers == model.layers
+        assert torch.equal(again(3 * x), model(3 * x))
+
+
+def test_inputs_that_are_no_representation_are_refused() -> None:
+    x = torch.randn(6, 4)
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+            self.table, self.turned = nn.Embedding(9, 4), nn.Linear(2, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x) + self.table(x[:, 0].long().clamp(0, 8))
+            self.turned(h.new_zeros(5, 2))
+            return self.last(input=h)
+
+    network = Named()
+    for layer, message in {
+        "table": "torch.int64, not real numbers",
+        "turned": r"its input has shape \(5, 2\) for a batch of 2",
+        "last": "got tuple, not a tensor",
+    }.items():
+        with pytest.raises(ValueError, match=f"'{layer}:input' cannot be a repr.*{message}"):
+            choose_layers(network, [f"{layer}:input"], x)
+    # Without its input in sight, the head's features cannot be read; the stages still are.
+    assert not any(layer.endswith(":input") for layer in choose_layers(network, "auto", x))
+    with pytest.raises(ValueError, match="no layer 'lost:input' runs"):
+        choose_layers(network, ["lost:input"], x)
+    with pytest.raises(ValueError, match="no layer 'lost:input' runs"):
+        RGPR(network, layers=["lost:input"])
 
 
 class Swish(nn.Module):
@@ -115,11 +380,16 @@ def test_capture_hands_over_what_the_layers_computed(name: str) -> None:
     handles = []
     for module_name, module in network.named_modules():
 
-        def keep(m: nn.Module, a: object, out: object, name: str = module_name) -> None:
+        def keep(m: nn.Module, a: Any, out: object, name: str = module_name) -> None:
             tensor = out[0] if isinstance(out, tuple) else out
             by_hand.setdefault(name, []).append(tensor.detach().clone())
 
+        def keep_input(m: nn.Module, a: Any, name: str = module_name) -> None:
+            if a:  # what makes the weights of a parametrised layer gets nothing
+                by_hand.setdefault(f"{name}:input", []).append(a[0].detach().clone())
+
         handles.append(module.register_forward_hook(keep))
+        handles.append(module.register_forward_pre_hook(keep_input))
     network(x.clone())
     for handle in handles:
         handle.remove()
@@ -269,7 +539,7 @@ def test_outputs_that_are_no_representation_are_refused(layer: str, message: str
     x = torch.randn(6, 4)
     with pytest.raises(ValueError, match=f"layer '{layer}' cannot be a representation.*{message}"):
         RGPR(Odd(), layers=[layer]).fit([x])
-    assert RGPR(Odd()).fit([x]).layers == ["input"]
+    assert RGPR(Odd()).fit([x]).layers == ["input", "last:input"]
 
 
 def test_modes_come_back_one_by_one() -> None:

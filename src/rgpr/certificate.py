@@ -15,15 +15,23 @@ radii:
 - **Lipschitz**: the outputs satisfy :math:`\|m\| \le \|m_0\| + K \rho`, with :math:`m_0` those at
   the mean input and ``K`` a bound on the network's Lipschitz constant; the gap is at most
   :math:`\sqrt2 \|m\|`. Deep networks have a large ``K``, and some have none that we know.
-- **Head**: the logits are :math:`W h + b`, and the residual reads ``h``. At a distance ``t`` of
-  ``h`` from the nearest of its anchors the gap is at most :math:`G_0 + G_1 t`, and
-  :math:`u_L \ge \frac13 (t - c_L)_+^3`: logits can only be large where the last layer itself is far
-  out, and there it has its own variance. Whatever lies between input and head, the largest
-  :math:`D` over all ``t`` falls as :math:`u_0` grows. It is maximal where
-  :math:`\frac32 B t^2 (G_0 + G_1 t) = G_1 (A + B t^3)` with :math:`A = 1 + g_0 u_0 - \kappa` and
-  :math:`B = g_L / 3`; inserting this into :math:`D^2 = (G_0 + G_1 t)^2 / (A + B t^3)` leaves
-  :math:`\frac32 B D^2 t^2 = G_1 (G_0 + G_1 t)`, a quadratic in ``t``, and with it ``A`` and
-  :math:`u_0`.
+- **Head**: the logits are :math:`W h + b`, and the residual reads ``h``. Let ``t`` be how far ``h``
+  is beyond the offsets of its own kernel: with deviations :math:`z_i` from an anchor in the
+  coordinates of that kernel, the root of the mean of :math:`(|z_i| - c_i)_+^2`, or for a distance
+  :math:`(\rho_L - c)_+`. A mean of cubes is at least the cube of that root, so
+  :math:`u_L \ge \frac13 t^3`. The root of the mean of :math:`z_i^2` is at most ``t`` plus that of
+  :math:`c_i^2`, so the gap is at most :math:`G_0 + G_1 t`, where the part of the offsets belongs to
+  :math:`G_0`. Logits can only be large where the last layer itself is far out, and there it has its
+  own variance: whatever lies between input and head,
+
+  .. math:: D^2 \le \max_{t \ge 0} \frac{(G_0 + G_1 t)^2}{A + B t^3}, \qquad
+            A = 1 + g_0 u_0 - \kappa, \quad B = \tfrac13 g_L,
+
+  wherever :math:`A \ge 1`. The maximum falls as :math:`u_0` grows. It lies where
+  :math:`\frac32 B t^2 (G_0 + G_1 t) = G_1 (A + B t^3)`. By inserting one into the other,
+  :math:`\frac32 B D^2 t^2 = G_1 (G_0 + G_1 t)`, which is a quadratic equation for ``t``, and
+  :math:`A = (G_0 + G_1 t)(G_0 + \frac13 G_1 t) / D^2`. So a wanted ``D`` gives ``t``, then ``A``,
+  then the :math:`u_0` from which on it is kept.
 
 Where the base has variances of its own, unlike for each class, a common part of two logits no
 longer cancels: then :math:`|m_i| + |m_j|` is bounded instead of :math:`|m_i - m_j|`.
@@ -35,9 +43,11 @@ argument is about exact numbers; sixteen units of rounding in the network's dtyp
 
 from __future__ import annotations
 
+import copy
 import math
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +56,9 @@ from torch import Tensor, nn
 
 from .coordinates import reduce
 from .data import network_dtype_device
-from .hooks import evaluating
+from .hooks import watching
 from .lipschitz import NotBoundedError, lipschitz
+from .posteriors.base import outputs_of
 from .representations import capture, linear_head
 from .storage import replacing
 
@@ -89,7 +100,7 @@ class InputKernel:
     def at(self, distance: float) -> float:
         """``g_0 u_0 - kappa``, at least, at this distance; it may be negative."""
         beyond = max(0.0, distance * self.shrink - self.offset)
-        return self.weight * beyond**3 / (3 * self.entries) - self.start
+        return self.weight * beyond * beyond * beyond / (3 * self.entries) - self.start
 
     def distance(self, value: float) -> float:
         """The distance at which :meth:`at` has this value, at least zero."""
@@ -102,18 +113,22 @@ class InputKernel:
         return math.exp(-math.log(self.entries) / 6)
 
 
-class _Bound(ABC):
-    """How far apart two logits can be at a distance or further."""
+class _Bound:
+    """How far apart two logits can be at a distance or further.
+
+    A subclass gives one of the two methods. The other is its inverse, which is found by halving:
+    both fall with what they are given.
+    """
 
     kernel: InputKernel
 
-    @abstractmethod
     def gap(self, distance: float) -> float:
-        """The largest ``D`` at this distance or any larger one."""
+        """The largest ``D`` at this distance or any larger one; infinite if none is known."""
+        return _crossing(lambda gap: self.radius(gap) <= distance)
 
-    @abstractmethod
     def radius(self, gap: float) -> float:
         """The distance beyond which no ``D`` exceeds ``gap``; infinite if there is none."""
+        return _crossing(lambda distance: self.gap(distance) <= gap)
 
 
 @dataclass(frozen=True)
@@ -131,34 +146,29 @@ class LipschitzBound(_Bound):
     start: float
 
     def gap(self, distance: float) -> float:
-        return self._at(max(distance, self._peak()))
-
-    def radius(self, gap: float) -> float:
-        low, high = self._peak(), _FURTHEST
-        if self._at(low) <= gap:
-            return low
-        if self._at(high) > gap:
-            return math.inf
-        return _crossing(lambda distance: self._at(distance) <= gap, low, high)
-
-    def _at(self, distance: float) -> float:
+        distance = max(distance, self._peak)
         reach = self.start + self.slope * distance
         return reach / math.sqrt(1 + max(0.0, self.kernel.at(distance)))
 
+    @cached_property
     def _peak(self) -> float:
-        """Where the gap is largest: beyond the onset its slope changes its sign once, or never."""
+        """Where the quotient is largest.
+
+        Before the variance sets in, at ``kernel.distance(0)``, the quotient rises. From there on
+        its derivative in ``s = distance * shrink - offset`` has the sign of a number that falls
+        with ``s``, so the quotient rises up to one point, if at all, and falls beyond it.
+        """
         kernel = self.kernel
-        low = kernel.distance(0.0)
         a = kernel.weight / (3 * kernel.entries)
         slope = self.slope / kernel.shrink
         tail = self.start + slope * kernel.offset
 
-        def falling(distance: float) -> bool:
+        def falls(distance: float) -> bool:
             s = distance * kernel.shrink - kernel.offset
             rise = slope * (1 - kernel.start)
-            return rise <= 0.5 * slope * a * s**3 + 1.5 * a * s**2 * tail
+            return s >= 0 and rise <= 0.5 * slope * a * s * s * s + 1.5 * a * s * s * tail
 
-        return low if falling(low) else _crossing(falling, low, _FURTHEST)
+        return max(kernel.distance(0.0), _crossing(falls))
 
 
 @dataclass(frozen=True)
@@ -177,34 +187,29 @@ class HeadBound(_Bound):
     start: float
     weight: float
 
-    def gap(self, distance: float) -> float:
-        A, B = 1 + self.kernel.at(distance), self.weight / 3
-        if A < 1:  # the input may have no variance yet
-            return math.inf
-        if self.slope == 0:
-            return self.start / math.sqrt(A)
-
-        def falling(t: float) -> bool:
-            rise = self.slope * (A + B * t**3)
-            return rise <= 1.5 * B * t * t * (self.start + self.slope * t)
-
-        t = _crossing(falling, 0.0, _FURTHEST)
-        return (self.start + self.slope * t) / math.sqrt(A + B * t**3)
-
     def radius(self, gap: float) -> float:
-        G0, G1, B = self.start, self.slope, self.weight / 3
-        if G1 == 0:
-            return self.kernel.distance(max(0.0, (G0 / gap) ** 2 - 1))
-        t = (G1**2 + math.sqrt(G1**4 + 6 * B * gap**2 * G0 * G1)) / (3 * B * gap**2)
-        A = B * t**2 * (1.5 * G0 / G1 + 0.5 * t)
-        found = self.kernel.distance(max(0.0, A - 1)) * _SLACK
+        G0, G1 = self.start, self.slope
+        a = self.weight / 2 * gap * gap
+        t = (G1 * G1 + math.sqrt(G1 * G1 * G1 * G1 + 4 * a * G0 * G1)) / (2 * a)
+        A = (G0 + G1 * t) / gap * (G0 + G1 * t / 3) / gap
+        # The formula holds for A >= 1 alone: before that, the variance may not have set in.
+        found = self.kernel.distance(max(1.0, A) - 1) * _SLACK
         return found if found <= _FURTHEST else math.inf
 
 
-def _crossing(holds: Any, low: float, high: float) -> float:
-    """The smallest number between two from which on a statement holds, by halving."""
-    for _ in range(200):
-        middle = math.sqrt(max(low, 1e-12) * high)
+def _crossing(holds: Callable[[float], bool]) -> float:
+    """The smallest number from which on a statement holds; zero or infinity beyond the range.
+
+    Args:
+        holds: Holds of all numbers beyond one of which it holds.
+    """
+    low, high = 1 / _FURTHEST, _FURTHEST
+    if not holds(high):
+        return math.inf
+    if holds(low):
+        return 0.0
+    while low * (1 + 1e-14) < high:
+        middle = math.sqrt(low) * math.sqrt(high)
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high
 
@@ -275,7 +280,8 @@ class Certificate:
         from matplotlib.figure import Figure
 
         measured = []
-        distances = [10 ** (p / 4) for p in range(-2, 4 * math.ceil(math.log10(self.radius)) + 5)]
+        furthest = math.ceil(math.log10(max(1.0, self.radius)))
+        distances = [10 ** (p / 4) for p in range(-2, 4 * furthest + 5)]
         with torch.no_grad():
             for distance in distances:
                 moved = at_distance(self.model, x, distance)
@@ -337,17 +343,15 @@ def certify(model: RGPR, eps: float) -> Certificate:
     classes, gap = 0, 0.0
     for name, make in (("head", _head_bound), ("lipschitz", _lipschitz_bound)):
         try:
-            if bounds:  # the second is left out where it cannot be the smaller one
-                least = make(model, quick=True)[0].radius(gap)
-                if least > radii["head"]:
-                    obstacles[name] = f"it is not computed, since it is at least {least:.3g}"
-                    break
+            if bounds:
+                _refuse_if_larger(model, gap, radii["head"])
             bounds[name], outputs = make(model)
-            classes = max(2, outputs)
-            gap = _gap(1 / classes + eps - rounding, classes)
-            radii[name] = bounds[name].radius(gap)
         except NotBoundedError as error:
             obstacles[name] = str(error)
+            continue
+        classes = max(2, outputs)
+        gap = _gap(1 / classes + eps - rounding, classes)
+        radii[name] = bounds[name].radius(gap)
     if not bounds:
         raise NotBoundedError(
             f"nothing bounds this network's outputs. By its head: {obstacles['head']}. By a "
@@ -372,6 +376,17 @@ def certify(model: RGPR, eps: float) -> Certificate:
     )
 
 
+def _refuse_if_larger(model: RGPR, gap: float, radius: float) -> None:
+    """Refuse a Lipschitz bound that is not worth computing.
+
+    Raises:
+        NotBoundedError: Its radius is larger than the one that there is.
+    """
+    least = _lipschitz_bound(model, quick=True)[0].radius(gap)
+    if least > radius:
+        raise NotBoundedError(f"it is not computed, since it is at least {least:.3g}")
+
+
 def _input_kernel(model: RGPR) -> InputKernel:
     residual = model._fitted()
     weights, start = residual.guaranteed()
@@ -391,90 +406,93 @@ def _lipschitz_bound(model: RGPR, *, quick: bool = False) -> tuple[_Bound, int]:
     return LipschitzBound(_input_kernel(model), spread * slope, spread * start), outputs
 
 
-def _head_bound(model: RGPR, *, quick: bool = False) -> tuple[_Bound, int]:
+def _head_bound(model: RGPR) -> tuple[_Bound, int]:
     """From the weights of the head and the coordinates in which its input is measured.
 
     Raises:
         NotBoundedError: Says why there is no such bound.
     """
-    residual, network = model._fitted(), model.posterior.network
+    residual = model._fitted()
     parts = model.posterior.mean_parts()
     if parts is None or len(parts) != 1:
         kind = type(model.posterior).__name__
         raise NotBoundedError(f"the mean of a {kind} is not that of the one network that is read")
     factor = parts[0][1]
-    mean: Tensor = residual.at(0).mean  # type: ignore[assignment]
-    x = (
-        mean.to(network_dtype(model))
-        .reshape(1, *(model._input_shape or ()))
-        .repeat_interleave(2, 0)
-    )
-    name = linear_head(network, x)
-    if name is None:
-        raise NotBoundedError("the outputs are not those of a linear layer")
-    index = _reads_head(model, name, x)
+    head, index = _head(model)
     coordinates: Any = residual.at(index)
-    weights, _ = residual.guaranteed()
-    if coordinates.of == "normalised" or float(weights[index]) == 0:
+    weight = float(residual.guaranteed()[0][index])
+    if coordinates.of == "normalised" or weight == 0:
         raise NotBoundedError(
             f"'{model.layers[index]}' is measured in bounded coordinates, or its sigma2 is zero"
         )
-    head: Any = network.get_submodule(name)
-    W = factor * head.weight.detach().double()
-    b = torch.zeros_like(W[:, 0]) if head.bias is None else factor * head.bias.detach().double()
+    W = factor * head.weight.double()
+    b = torch.zeros_like(W[:, 0]) if head.bias is None else factor * head.bias.double()
     start, slope = _gaps(W, b, coordinates, certain=model.posterior.is_certain)
     if coordinates.offset is not None:
-        # The root of the mean squared offset: up to there the last layer may have no variance.
         start += slope * float(coordinates.offset.double().square().mean().sqrt())
     heat = float(model.temperature)
-    bound = HeadBound(
-        _input_kernel(model), _SLACK * slope / heat, _SLACK * start / heat, float(weights[index])
-    )
+    bound = HeadBound(_input_kernel(model), _SLACK * slope / heat, _SLACK * start / heat, weight)
     return bound, len(W)
 
 
-def _reads_head(model: RGPR, name: str, x: Tensor) -> int:
-    """The index of the representation that is the head's own input, looked for at far inputs too.
+def _head(model: RGPR) -> tuple[nn.Linear, int]:
+    """The linear layer that makes the outputs, and the index of the representation it reads.
+
+    Equal values at a few inputs would prove nothing about other inputs. So the head must be given
+    the very memory that was measured, and nothing may have changed it in between.
 
     Raises:
-        NotBoundedError: None of them is.
+        NotBoundedError: There is no such layer, or what goes into it is not measured.
     """
-    coordinates = [model._fitted().at(i) for i in range(len(model.layers))]
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn((6, *x.shape[1:]), generator=generator).to(x)
-    sizes = torch.tensor([0.0, 1.0, 10.0, 100.0, 1e3, 1e4]).to(x).reshape(-1, *[1] * (x.dim() - 1))
-    x = x[:1] + noise * sizes
-    seen = _features(model, name, x)
-    features = seen.pop(-1)
-    for index, h in seen.items():
-        rows = reduce(h, coordinates[index].of)
-        if rows.shape == features.shape and torch.allclose(rows, features, rtol=1e-4, atol=1e-6):
-            return index
+    network, layers = model.posterior.network, model.layers
+    x = _probes(model)
+    # Each tensor with the number of changes in place that it had seen by then.
+    measured: dict[int, tuple[Tensor, int]] = {}
+    given: dict[nn.Module, tuple[Tensor, int]] = {}
+    returned: list[Any] = []
+
+    def measure(index: int, h: Tensor) -> None:
+        measured[index] = h, h._version
+
+    def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], Tensor):
+            given[module] = args[0], args[0]._version
+
+    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        returned.append(output)
+
+    linear = [module for module in network.modules() if isinstance(module, nn.Linear)]
+    with (
+        capture(network, layers, measure),
+        watching(network, {network: after}, dict.fromkeys(linear, before)),
+    ):
+        name = linear_head(network, x)  # the one pass that is watched
+    if name is None:
+        raise NotBoundedError("the outputs are not those of a linear layer")
+    head: Any = network.get_submodule(name)
+    features, changes = given[head]
+    product = nn.functional.linear(features, head.weight, head.bias)
+    if not torch.allclose(product, outputs_of(returned[0], x), rtol=1e-3, atol=1e-6):
+        raise NotBoundedError(f"the linear layer '{name}' has hooks, which change its outputs")
+    for index, (h, seen) in measured.items():
+        rows = reduce(h, model._fitted().at(index).of)
+        same = h.data_ptr() == features.data_ptr() and seen == changes
+        if same and rows.shape == features.shape and torch.equal(rows, features.to(rows.dtype)):
+            return head, index
     raise NotBoundedError(
-        f"the input of the head '{name}' is not among the layers {model.layers}; fit with "
+        f"what goes into the linear layer '{name}' is none of the layers {layers}; fit with "
         f"layers='auto', or with '{name}:input' among them"
     )
 
 
-def _features(model: RGPR, name: str, x: Tensor) -> dict[int, Tensor]:
-    """The representations by their indices, and what goes into the head under -1."""
-    network, layers = model.posterior.network, model.layers
-    seen: dict[int, Tensor] = {}
-    head = network.get_submodule(name)
-
-    def keep(module: nn.Module, args: tuple[Any, ...]) -> None:
-        seen[-1] = args[0].clone()
-
-    with (
-        evaluating(network),
-        capture(network, layers, lambda index, h: seen.__setitem__(index, h.clone())),
-    ):
-        handle = head.register_forward_pre_hook(keep)
-        try:
-            network(x)
-        finally:
-            handle.remove()
-    return seen
+def _probes(model: RGPR) -> Tensor:
+    """Two inputs, one like the data and one far away."""
+    coordinates: Any = model._fitted().at(0)
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn((2, len(coordinates.mean)), generator=generator).to(coordinates.mean)
+    noise[1] *= 100
+    x: Tensor = coordinates.mean + coordinates.scale * noise
+    return x.reshape(2, *(model._input_shape or ())).to(network_dtype(model))
 
 
 def _gaps(W: Tensor, b: Tensor, coordinates: Any, *, certain: bool) -> tuple[float, float]:
@@ -491,12 +509,27 @@ def _gaps(W: Tensor, b: Tensor, coordinates: Any, *, certain: bool) -> tuple[flo
         start, slope = at_anchors.abs().amax(), coordinates.spread_of(W).amax()
     elif certain:
         start = (at_anchors.amax(1) - at_anchors.amin(1)).amax()
-        # Pairs of many classes by blocks, which fit memory.
-        slope = max(coordinates.spread_of(W - row).amax() for row in W)
+        slope = _widest(W, coordinates)
     else:
         start = at_anchors.abs().topk(2, dim=1).values.sum(1).amax()
         slope = coordinates.spread_of(W).topk(2).values.sum()
     return float(start), float(slope)
+
+
+def _widest(W: Tensor, coordinates: Any) -> Tensor:
+    """The largest ``spread_of`` the difference of two rows of ``W``, ``(C, D)``.
+
+    The squared spread is a quadratic form ``q``, so ``q(a - b) = q(a) + q(b) - a @ q'(b)``. One
+    derivative and one product of matrices are enough for all pairs: a thousand classes have half
+    a million of them.
+    """
+    # A copy, since autograd takes no tensors that were made in inference mode.
+    coordinates, W = copy.deepcopy(coordinates), W - W.mean(0)
+    with torch.enable_grad():
+        q: Tensor = coordinates.spread_of(W.requires_grad_()).square()
+        [slopes] = torch.autograd.grad(q.sum(), W)
+    pairs: Tensor = q.detach()[:, None] + q.detach() - W.detach() @ slopes.T
+    return pairs.amax().clamp_min(0).sqrt()
 
 
 def growth(model: RGPR, *, quick: bool = False) -> tuple[float, float, int, bool]:
@@ -548,7 +581,7 @@ def at_distance(model: RGPR, x: Tensor, distance: float) -> Tensor:
 def _gap(confidence: float, classes: int) -> float:
     """The gap at which the bound of the confidence has this value."""
     if confidence >= 1:
-        return math.inf
+        return _FURTHEST  # any gap will do
     return math.log((classes - 1) * confidence / (1 - confidence))
 
 

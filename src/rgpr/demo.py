@@ -1,6 +1,7 @@
 """The whole story in a minute: two small networks, with and without the residual.
 
-Digits (8 x 8 images, ten classes) show confidence against distance, two moons show it as a map.
+Digits (8 x 8 images, ten classes) show confidence against distance, two moons show it as a map. A
+third of the data that were held out from training calibrates; the rest is what the table is about.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,14 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
-from .metrics import accuracy, confidence, ece
+from . import noise
+from .metrics import accuracy, auroc, confidence, ece, nll
 from .model import RGPR
+from .posteriors import choose_prior_precision, fit_laplace
 from .storage import replacing
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # deprecations inside its dependencies
-    import laplace
 
 __all__ = ["run"]
 
@@ -40,12 +39,26 @@ ALPHAS = (1.0, 10.0, 100.0, 1e4, 1e6)
 
 @dataclass(frozen=True)
 class Task:
-    """Inputs and labels."""
+    """Inputs and labels.
+
+    Attributes:
+        name: What the data are called.
+        classes: How many classes there are.
+        train: What networks are trained on.
+        test: What they are tested on.
+    """
 
     name: str
     classes: int
     train: TensorDataset
     test: tuple[Tensor, Tensor]
+
+    def split(self) -> tuple[Task, DataLoader[Any]]:
+        """The task without a third of its test data, and a loader of that third to calibrate."""
+        x, y = self.test
+        third = len(x) // 3
+        held_out = DataLoader(TensorDataset(x[:third], y[:third]), batch_size=256)
+        return replace(self, test=(x[third:], y[third:])), held_out
 
 
 def run(out: Path, *, seed: int = 0, quick: bool = False) -> dict[str, Any]:
@@ -60,10 +73,11 @@ def run(out: Path, *, seed: int = 0, quick: bool = False) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {}
     pictures = []
-    for task in (digits(seed), moons(seed)):
+    for whole in (digits(seed), moons(seed)):
         torch.manual_seed(seed)
+        task, validation = whole.split()
         network = train(task, epochs=10 if quick else 100)
-        models = wrap(network, task)
+        models = wrap(network, task, validation)
         results[task.name] = evaluate(models, task)
         print_table(task, results[task.name])
         if task.name == "digits":
@@ -120,20 +134,31 @@ def train(task: Task, epochs: int) -> nn.Module:
     return network.eval()
 
 
-def wrap(network: nn.Module, task: Task, residual: str = "adaptive") -> dict[str, RGPR]:
-    """The network as it is and with last-layer Laplace, each without and with the residual."""
+def wrap(
+    network: nn.Module, task: Task, validation: DataLoader[Any] | None = None
+) -> dict[str, RGPR]:
+    """The network as it is and with last-layer Laplace, each without and with the residual.
+
+    Args:
+        network: A trained one.
+        task: What it was trained on.
+        validation: Held-out data, which choose Laplace's prior precision and calibrate the default
+            residual. Without them the prior precision is that of the marginal likelihood, and the
+            residual is the paper's.
+    """
     loader = DataLoader(task.train, batch_size=256)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # laplace-torch's advice about its own defaults
-        la = laplace.Laplace(
-            network, "classification", subset_of_weights="last_layer", hessian_structure="kron"
-        )
-        la.fit(loader)
-        la.optimize_prior_precision(pred_type="glm", method="marglik")
+        la = fit_laplace(network, loader, subset="last_layer")
+        if validation is None:
+            la.optimize_prior_precision(pred_type="glm", method="marglik")
+        base = la if validation is None else choose_prior_precision(la, validation, progress=False)
     models: dict[str, RGPR] = {}
-    for name, base in (("MAP", network), ("last-layer Laplace", la)):
-        extended = RGPR(base, residual=residual).fit(loader)
-        plain = RGPR(base, layers="input").fit(loader)
+    for name, posterior in (("MAP", network), ("last-layer Laplace", base)):
+        extended = RGPR(posterior, residual="paper" if validation is None else "onset").fit(loader)
+        if validation is not None:
+            extended.calibrate(validation)
+        plain = RGPR(posterior, layers="input").fit(loader)
         plain.sigma2 = 0.0
         models |= {name: plain, f"{name} + RGPR": extended}
     return models
@@ -141,26 +166,48 @@ def wrap(network: nn.Module, task: Task, residual: str = "adaptive") -> dict[str
 
 @torch.no_grad()
 def evaluate(models: Mapping[str, RGPR], task: Task) -> dict[str, Any]:
-    """Accuracy, calibration, and mean confidence as the test inputs are scaled away."""
+    """Accuracy, calibration, confidence as inputs are scaled away, and how outliers are found.
+
+    Outliers are found by the score where there is a residual, else by the confidence.
+    """
     x, y = task.test
+    generator = torch.Generator().manual_seed(0)
+    low, high = x.amin(0), x.amax(0)
+    outliers = {
+        "shuffled": noise.permuted(x, scale=(1.0, 1.0), generator=generator),
+        "noise": noise.uniform(x, low=low, high=high, generator=generator),
+    }
     rows = {}
     for name, model in models.items():
         probabilities = model(x)
+
+        def inlier(z: Tensor, model: RGPR = model) -> Tensor:
+            found = -model.score(z) if bool(model.sigma2.any()) else confidence(model(z))
+            return found.double()
+
         rows[name] = {
             "accuracy": accuracy(probabilities, y),
+            "nll": nll(probabilities, y),
             "ece": ece(probabilities, y),
             "confidence": {f"{a:g}": confidence(model(a * x)).mean().item() for a in ALPHAS},
+            "auroc": {kind: auroc(inlier(x), inlier(z)) for kind, z in outliers.items()},
         }
     return {"classes": task.classes, "uniform": 1 / task.classes, "models": rows}
 
 
 def print_table(task: Task, result: Mapping[str, Any]) -> None:
     print(f"\n{task.name}: {task.classes} classes, so 1/C = {result['uniform']:.3f}")
-    print(f"{'':26}{'accuracy':>9}{'ECE':>8}   mean confidence at alpha * x, alpha =")
-    print(f"{'':43}" + "".join(f"{alpha:>9g}" for alpha in ALPHAS))
+    print(f"{'':26}{'':26}mean confidence at alpha * x, alpha ={'':8}AUROC of the score*, against")
+    print(
+        f"{'':26}{'accuracy':>9}{'NLL':>8}{'ECE':>7}  "
+        + "".join(f"{alpha:>8g}" for alpha in ALPHAS)
+        + f"{'shuffled':>13}{'noise':>8}"
+    )
     for name, row in result["models"].items():
-        far = "".join(f"{value:>9.3f}" for value in row["confidence"].values())
-        print(f"{name:26}{row['accuracy']:>9.1%}{row['ece']:>8.1%}{far}")
+        far = "".join(f"{value:>8.3f}" for value in row["confidence"].values())
+        found = f"{row['auroc']['shuffled']:>13.1%}{row['auroc']['noise']:>8.1%}"
+        print(f"{name:26}{row['accuracy']:>9.1%}{row['nll']:>8.3f}{row['ece']:>7.1%}  {far}{found}")
+    print("* of the confidence in rows without RGPR, which have no score")
 
 
 @torch.no_grad()

@@ -97,8 +97,10 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
                 setattr(residual, name, scales[name].to(buffer))
         model.residual, model._fit_count = residual, about["fit_count"]
         model.temperature = tensors["temperature"]
-        for name, tensor in _part(tensors, "learned.").items():
-            setattr(model, name, tensor)
+        # A file may name these tensors alone, and none of the model's other attributes.
+        learned = _part(tensors, "learned.")
+        for name in learned.keys() & set(_LEARNED):
+            setattr(model, name, learned[name])
         model._layers, model._input_shape = layers, torch.Size(about["input_shape"])
     except KeyError as missing:
         raise ValueError(f"{path} is incomplete: it has no {missing}; save it again") from missing
@@ -135,7 +137,8 @@ def _from_first_format(
     recipe = {name: about["residual"][name] for name in ("input", "hidden")}
     scales = {
         "residual.sigma2": sigma2,
-        "residual.typical": torch.ones_like(sigma2),  # scores in other units, the same ranking
+        # It did not keep what is typical, so scores are in other units and rank a little otherwise.
+        "residual.typical": torch.ones_like(sigma2),
         "residual.unit": torch.full_like(sigma2[0], CLASS_UNIT),
     }
     return tensors | scales, about | {"residual": recipe | {"combine": "sum"}, "fit_count": 0}

@@ -42,9 +42,15 @@ def symmetric_normal(
 
     Among every ``C`` samples each class has the largest entry exactly once: independent vectors
     are shifted cyclically until their largest entries lie where they should. Which class that is
-    has the same chance for all, so this is stratified sampling with strata of equal size: every
-    sample has the law of independent normals, and no average of any function of it has a larger
-    variance than with independent samples. A single output takes both signs in turn.
+    has the same chance for all, so this is stratified sampling with strata of equal size, and every
+    sample has the law of independent normals. A single output takes both signs in turn.
+
+    Added to samples of a base that are independent of each other, no mean of any function of them
+    has a larger variance than with independent noise. The members of an ensemble come in turn and
+    are no such samples: what two of them make of the noise can be opposite, and then their errors
+    add up instead of cancelling. For two members the variance of the probabilities was at most
+    1.012 times that with independent noise in all cases that were searched, and that of the mean
+    confidence of the samples up to 1.7 times.
     """
     rows, outputs = shape
     drawn = standard_normal((n_samples, rows, outputs), like, generator)

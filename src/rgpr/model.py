@@ -138,8 +138,8 @@ class RGPR(StableBuffers):
         """Learn how far every representation usually is, in one pass over the training inputs.
 
         Also sets where the variance sets in and how fast it grows, from up to 512 training inputs
-        that are drawn evenly from the pass: nineteen of twenty inputs like them get none, and at
-        twice the strangeness of the onset logits are divided by the root of two. With
+        that are drawn evenly from the pass: 98 % of inputs like them get none, and at twice the
+        strangeness of the onset logits are divided by the root of seven. With
         ``residual="paper"`` it sets ``sigma2`` to equal shares of a variance of 0.1 at the 95 %
         quantile of 256 of them instead. The unit of a regression's variance is 0.1 times the
         variance of its outputs on these inputs. Either all of it succeeds or the model stays as
@@ -261,9 +261,10 @@ class RGPR(StableBuffers):
 
         - References for :meth:`p_value` and :meth:`flag`, from the inputs alone.
         - With labels, what :meth:`predict_set` and :meth:`interval` promise.
-        - With at least 100 labelled examples, the temperature (never below its present value) and
-          where and how fast the residual's variance sets in: as fast as the budget allows, up to
-          three times the unit at twice the onset, from the 90 % quantile of these data on.
+        - With at least 100 labelled examples, the temperature (never below its present value).
+        - With at least 1000, where the residual's variance sets in: as early as the budget
+          allows, from the 95 % quantile of these data on, and at twice the onset up to six times
+          its unit.
 
         It never makes the residual weaker than the fit left it: beyond twice the onset no input
         gets less variance, and where the onset did not have to move none does. It never makes the

@@ -11,10 +11,11 @@ left out, and so is a stem before the first block. Plain ``nn.Sequential`` conta
 through. Where the activation is a function call, the representation is what goes into it: hooks
 see modules only.
 
-If the outputs come from a linear layer, what goes into that layer is always read: all that the
-network knows about an input passes there. It is the last stage's output itself, or takes its place
-under the name ``"fc:input"`` (for a head called ``fc``) where something lies between the two, such
-as the pooling of a ResNet, a functional activation, or the choice of a class token.
+If the outputs are those of an ``nn.Linear`` as it made them, what goes into that layer is always
+read: all that the network knows about an input passes there. It is the last stage's output itself,
+or takes its place under the name ``"fc:input"`` (for a head called ``fc``) where something lies
+between the two, such as the pooling of a ResNet, a functional activation, or the choice of a class
+token. A subclass with a ``forward`` of its own may do anything, and is no such layer.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ __all__ = ["INPUT", "LayerChoice", "capture", "check_layers", "choose_layers", "
 INPUT = "input"
 # After a module's name: what goes into it, instead of what comes out.
 _GOES_IN = ":input"
-# Outputs of so many numbers are kept while a network is looked at, to be compared.
+# So many numbers of every output are kept while a network is looked at, to be compared.
 _KEPT = 1 << 16
 LayerChoice = str | Sequence[str] | Callable[[str, nn.Module], bool]
 
@@ -68,6 +69,7 @@ class _Call:
     number: int = 0
     input_shape: torch.Size | None = None
     output_shape: torch.Size | None = None
+    input_problem: str = ""
     problem: str = ""
     calls: list[_Call] = field(default_factory=list)
     given: Tensor | None = None
@@ -147,7 +149,7 @@ def linear_head(network: nn.Module, x: Tensor) -> str | None:
         network: The network; it runs once on two rows of ``x``, in evaluation mode.
         x: A batch of inputs.
     """
-    head = _trace(network, x[:2].clone()).head
+    head = _trace(network, x[:2]).head
     return None if head is None else head.name
 
 
@@ -184,9 +186,10 @@ def choose_layers(
     Raises:
         ValueError: A name matches nothing that ran, or a chosen layer has no representation.
     """
-    x = x[:2].clone()  # all it takes, and the network may change its input in place
+    x = x[:2]  # all it takes
     root = _trace(network, x)
-    finished = list(_in_order(root))
+    events = list(_events(root))
+    finished = [call for call, begins in events if not begins]
     runs = Counter(id(call.module) for call in finished)
 
     def label(call: _Call) -> str:
@@ -196,7 +199,11 @@ def choose_layers(
     if choice == "auto":
         hidden = _auto(root, keep_last)
         names = [INPUT, *(label(call) for call in hidden)]
-        return names if keep_last else _with_head(names, hidden, root.head, x)
+        if keep_last or root.head is None or not _adds_features(root.head, hidden, x):
+            return names
+        if hidden and _width(hidden[-1].output_shape) == _width(root.head.input_shape):
+            names.pop()  # the head's input is the same stage, further on
+        return [*names, label(root.head) + _GOES_IN]
     aliases: dict[int, list[str]] = {id(module): [] for module in network.modules()}
     for name, module in network.named_modules(remove_duplicate=False):
         aliases[id(module)].append(name)
@@ -220,14 +227,13 @@ def choose_layers(
                 raise ValueError(_unknown(pattern, [label(call) for call in finished]))
             (into if pattern.endswith(_GOES_IN) else ids).update(id(call) for call in matches)
     chosen = [INPUT]
-    for call in finished:
-        if id(call) in into:
-            chosen.append(label(call) + _GOES_IN)
-        if id(call) in ids:
-            if call.problem:
-                message = f"layer '{label(call)}' cannot be a representation: {call.problem}"
-                raise ValueError(message)
-            chosen.append(label(call))
+    for call, begins in events:
+        if id(call) in (into if begins else ids):
+            name = label(call) + (_GOES_IN if begins else "")
+            problem = call.input_problem if begins else call.problem
+            if problem:
+                raise ValueError(f"layer '{name}' cannot be a representation: {problem}")
+            chosen.append(name)
     return chosen
 
 
@@ -265,8 +271,21 @@ def _first_tensor(output: Any, layer: str) -> Tensor:
     while isinstance(output, tuple | list) and len(output) > 0:
         output = output[0]
     if not isinstance(output, Tensor):
-        raise TypeError(f"layer '{layer}' returned {type(output).__name__}, not a tensor")
+        verb = "got" if layer.endswith(_GOES_IN) else "returned"
+        raise TypeError(f"layer '{layer}' {verb} {type(output).__name__}, not a tensor")
     return output
+
+
+def _problem(h: Tensor, what: str, rows: int) -> str:
+    """Why this tensor cannot be a representation of so many rows; empty if it can."""
+    if not h.is_floating_point():
+        return f"{what} is {h.dtype}, not real numbers"
+    if h.dim() < 2 or len(h) != rows:
+        return (
+            f"{what} has shape {tuple(h.shape)} for a batch of {rows}; "
+            "expected (B, ...) with the batch first"
+        )
+    return ""
 
 
 def _trace(network: nn.Module, x: Tensor) -> _Call:
@@ -280,77 +299,113 @@ def _trace(network: nn.Module, x: Tensor) -> _Call:
     outside = _Call("", nn.Identity())
     stack = [outside]
     runs: Counter[nn.Module] = Counter()
-    linear: list[tuple[_Call, Tensor]] = []
+    linear: list[tuple[_Call, Tensor, int]] = []
 
     def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-        given = args[0] if args and isinstance(args[0], Tensor) else None
-        call = _Call(names[module], module, runs[module], None if given is None else given.shape)
-        if given is not None and isinstance(module, nn.Linear):
-            call.given = given.clone()
+        call = _Call(names[module], module, runs[module])
         runs[module] += 1
         stack[-1].calls.append(call)
         stack.append(call)
+        try:
+            given = _first_tensor(args, call.name + _GOES_IN)
+        except TypeError as error:
+            call.input_problem = str(error)
+            return
+        call.input_problem = _problem(given, "its input", len(x))
+        if given is args[0]:
+            call.input_shape = given.shape
+            if _is_linear(module):
+                call.given = given.clone()
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         call = stack.pop()
         try:
-            tensor = _first_tensor(output, call.name)
+            made = _first_tensor(output, call.name)
         except TypeError as error:
             call.problem = str(error)
             return
-        call.output_shape = tensor.shape
-        if isinstance(module, nn.Linear):
-            linear.append((call, tensor))
-        if tensor.numel() <= _KEPT:
-            call.made = tensor.clone()
-        if not tensor.is_floating_point():
-            call.problem = f"it returns {tensor.dtype}, not real numbers"
-        elif tensor.dim() < 2 or len(tensor) != len(x):
-            call.problem = (
-                f"its output has shape {tuple(tensor.shape)} for a batch of {len(x)}; "
-                "expected (B, ...) with the batch first"
-            )
+        call.output_shape, call.problem = made.shape, _problem(made, "its output", len(x))
+        if not call.problem:
+            call.made = _sampled(made)
+            if _is_linear(module):
+                linear.append((call, made, _changes(made)))
 
     with (
         torch.no_grad(),
         evaluating(network),
         watching(network, dict.fromkeys(names, after), dict.fromkeys(names, before)),
     ):
-        output = network(x)
+        output = _logits(network(x.clone()))  # it may change its input in place
     root = outside.calls[0]
-    root.head = next((call for call, made in reversed(linear) if _is_output(made, output)), None)
+    for call, made, changes in linear:
+        # The very memory, which no operation in place has changed since.
+        if output is not None and _is_same(output, made) and _changes(made) == changes:
+            root.head = call
     return root
 
 
-def _is_output(made: Tensor, output: Any) -> bool:
-    """Whether a network returned what one of its layers made, as it is."""
+def _is_linear(module: nn.Module) -> bool:
+    """Whether it multiplies its input by its weights, adds its bias, and does nothing else."""
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+
+
+def _is_same(output: Tensor, made: Tensor) -> bool:
+    """Whether outputs ``(B, C)``, or ``(B,)`` for one, are in the memory of what a layer made."""
+    if made.dim() != 2 or output.numel() != made.numel() or output.data_ptr() != made.data_ptr():
+        return False
+    return torch.equal(output.reshape(made.shape), made)
+
+
+def _changes(tensor: Tensor) -> int:
+    """How often it was changed in place, where torch counts that."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _sampled(h: Tensor) -> Tensor:
+    """Some of its entries, always at the same places of a row: all of them if they are few."""
+    rows = h.reshape(len(h), -1)
+    step = max(1, -(-rows.numel() // _KEPT))
+    return rows[:, ::step].clone()
+
+
+def _logits(output: Any) -> Tensor | None:
+    """The tensor that the predictions are made of in what a network returned, if there is one."""
     if isinstance(output, Mapping):
         output = output.get("logits")
     elif not isinstance(output, Tensor):
         output = getattr(output, "logits", None)
-    same = isinstance(output, Tensor) and output.numel() == made.numel()
-    return same and made.dim() == 2 and output.data_ptr() == made.data_ptr()
+    return output if isinstance(output, Tensor) else None
 
 
-def _with_head(names: list[str], hidden: list[_Call], head: _Call | None, x: Tensor) -> list[str]:
-    """The representations of ``"auto"`` with the head's own input as the last of them."""
-    if head is None or head.given is None or head.given.dim() != 2:
-        return names
+def _adds_features(head: _Call, hidden: Sequence[_Call], x: Tensor) -> bool:
+    """Whether what goes into the head is neither the input nor one of these outputs."""
     features = head.given
-    known = [call.made for call in hidden if call.made is not None] + [x]
-    if any(t.numel() == features.numel() and torch.equal(t.flatten(1), features) for t in known):
-        return names
-    shape = hidden[-1].output_shape if hidden else None
-    if shape is not None and shape[2 if len(shape) == 3 else 1] == features.shape[1]:
-        names = names[:-1]
-    return [*names, head.name + _GOES_IN]
+    if features is None or head.input_problem or features.dim() != 2:
+        return False
+    known = [(x.shape, _sampled(x))]
+    known += [
+        (call.output_shape, call.made)
+        for call in hidden
+        if call.output_shape is not None and call.made is not None
+    ]
+    ours = _sampled(features)
+    return not any(
+        shape.numel() == features.numel() and made.dtype == ours.dtype and torch.equal(made, ours)
+        for shape, made in known
+    )
 
 
-def _in_order(call: _Call) -> Iterator[_Call]:
-    """All runs below ``call``, in the order in which they finished; not the network itself."""
+def _width(shape: torch.Size | None) -> int | None:
+    """How many units there are in a row once positions are pooled."""
+    return None if shape is None else shape[2 if len(shape) == 3 else 1]
+
+
+def _events(call: _Call) -> Iterator[tuple[_Call, bool]]:
+    """All runs below ``call`` but itself, each where it begins (``True``) and where it ends."""
     for child in call.calls:
-        yield from _in_order(child)
-        yield child
+        yield child, True
+        yield from _events(child)
+        yield child, False
 
 
 @dataclass

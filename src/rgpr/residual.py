@@ -149,7 +149,9 @@ class Residual(Packing[Packed]):
     def contributions(self, u: Tensor) -> Tensor:
         """``sigma2 * u``, ``(B, L)``, from ``u`` of that shape."""
         # A kernel that is switched off stays off, also where its u is infinite.
-        return torch.where(self.sigma2 > 0, u, 0.0) * self.sigma2
+        parts = torch.where(self.sigma2 > 0, u, 0.0) * self.sigma2
+        # An input that holds a NaN has no variance at all, not even where all kernels are off.
+        return torch.where(u[..., :1].isnan(), torch.nan, parts)
 
     def joint(self, u: Tensor) -> Tensor:
         """``G + eta A``, ``(B,)``: what is compared with the onset."""

@@ -584,7 +584,7 @@ def _probit(
     if ONSET:  # rgpr.residual.Residual.beyond
         powers = tl.load(exponents + layer, layer < layers, 0)
         logs = tl.where(powers > 0, tl.log(tl.maximum(added, 1e-300)) * powers, 0)
-        total = tl.exp(tl.sum(logs)) + share.to(tl.float64) * tl.sum(added) / layers
+        total = tl.exp(tl.sum(logs)) + share * tl.sum(added) / layers
         v = total - tl.load(onset)
         v = tl.where(v < 0, 0, v)
     else:

@@ -66,7 +66,7 @@ def test_regression_net_has_two_layers() -> None:
     ("network", "shape", "layers"),
     [
         (lenet, (1, 28, 28), ["pool1", "pool2", "relu3"]),
-        (resnet18, (3, 32, 32), ["layer1", "layer2", "layer3", "layer4"]),
+        (resnet18, (3, 32, 32), ["layer1", "layer2", "layer3", "fc:input"]),
         (lambda: regression_net(4), (4,), ["relu"]),
     ],
 )

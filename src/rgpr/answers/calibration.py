@@ -9,15 +9,15 @@ held-out data, and the slope to ``c``: :math:`w' = c\,(R - q)_+`. Two rules bind
 - *Within the budget.* The mean negative log-likelihood of the held-out data is at most
   ``max_nll_increase`` above what it is without the residual.
 
-Among slopes up to ``3 / q`` the largest that keeps the budget is taken. If none does, the onset
+Among slopes up to ``6 / q`` the largest that keeps the budget is taken. If none does, the onset
 moves to a higher quantile; at the maximum no held-out example has any variance, so one always does.
 
 **The temperature** is the best for the base's likelihood, and never below what it was: a sharper
-answer would be a weaker promise far away. It moves only if the likelihood gains more than one
-standard error.
+answer would be a weaker promise far away. It moves only if there are at least 100 labelled examples
+and their likelihood gains more than two standard errors.
 
-Fewer than 100 labelled examples choose nothing. Then the residual stays as it was, unless that
-breaks the budget on them.
+Fewer than 1000 labelled examples cannot tell differences of the size of the budget from chance.
+Then the residual stays as it was, unless that breaks the budget on them.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Calibration", "calibrate"]
 
-# Labelled examples from which on their likelihood chooses anything.
-_ENOUGH = 100
+# Labelled examples from which on their likelihood chooses a temperature, and onset and slope.
+_FOR_TEMPERATURE, _FOR_ONSET = 100, 1000
 # Quantiles of the held-out data that are tried as the onset, in this order.
-_ONSETS = (0.9, 0.95, 0.98, 0.99, 1.0)
+_ONSETS = (0.95, 0.96, 0.97, 0.98, 0.99, 1.0)
 # The largest variance at twice the onset, in its unit, and the slopes that are tried below it.
-_KAPPA, _SLOPES = 3.0, 25
+_KAPPA, _SLOPES = 6.0, 25
 _TEMPERATURES = torch.logspace(0, 1.3, 66, dtype=torch.float64)
 
 
@@ -198,8 +198,9 @@ def _choose(model: RGPR, outputs: Outputs, budget: float) -> tuple[_Chosen, dict
     base = float(losses(nothing, temperature).mean())
     as_fitted = given.beyond(outputs.u)
     before = float(losses(as_fitted, temperature).mean())
-    many = len(outputs) >= _ENOUGH
-    warmer = losses.temperature(temperature, nothing) if many else temperature
+    warmer = temperature
+    if len(outputs) >= _FOR_TEMPERATURE:
+        warmer = losses.temperature(temperature, nothing)
     chosen, beyond = _Chosen(given.sigma2, given.onset, warmer), as_fitted
     if given.onset is not None and bool(given.sigma2.any()):
         allowed = float(losses(nothing, warmer).mean()) + budget
@@ -207,6 +208,7 @@ def _choose(model: RGPR, outputs: Outputs, budget: float) -> tuple[_Chosen, dict
         def within(beyond: Tensor) -> bool:
             return float(losses(beyond, warmer).mean()) <= allowed
 
+        many = len(outputs) >= _FOR_ONSET
         q, c = _onset_and_slope(given.joint(outputs.u), float(given.onset), within, many)
         chosen = _Chosen(c * given.sigma2, torch.full_like(given.onset, c * q), warmer, c)
         beyond = c * (given.joint(outputs.u) - q).clamp_min(0)
@@ -287,7 +289,7 @@ class _ClassLosses(_Losses):
         best = candidates[means.argmin()]
         gain = self(beyond, now) - self(beyond, best)
         error = float(gain.std()) / math.sqrt(len(gain))
-        return best if float(gain.mean()) > error else now
+        return best if float(gain.mean()) > 2 * error else now
 
     def report(self, *states: tuple[Tensor, Tensor]) -> dict[str, Any]:
         target = self._outputs.labels

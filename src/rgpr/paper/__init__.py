@@ -50,6 +50,8 @@ EXPERIMENTS = {
     "non-bayesian": Experiment("Against non-Bayesian detectors", "tab:ood_non_bayesian"),
     "optimal-scales": Experiment("Scales that tuning finds", "tab:opt_hyperparams"),
     "natural-images": Experiment("Natural images as outliers for tuning", "tab:ood_imagenet"),
+    "two-answers": Experiment("Probabilities and score of the default, near and far", "ours"),
+    "small-data": Experiment("The default with 30 to 300 validation examples", "ours"),
 }
 
 

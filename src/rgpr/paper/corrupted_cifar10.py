@@ -115,7 +115,7 @@ def render(folder: Path) -> Section:
         )
     section.add(*stand_ins(units))
     rows = []
-    for method in shift.METHODS:
+    for method in shift.methods_of(units):
         cells = [
             beside(spread(_means(units, method, metric), 3), _printed(units, method, metric))
             for metric in shift.METRICS
@@ -125,9 +125,10 @@ def render(folder: Path) -> Section:
     section.add(_bars(folder, units), _severities(folder, units))
     for metric in shift.METRICS:
         rows = [
-            [u.name, *(spread(_means([u], m, metric), 3) for m in shift.METHODS)] for u in units
+            [u.name, *(spread(_means([u], m, metric), 3) for m in shift.methods_of(units))]
+            for u in units
         ]
-        section.add(Table([f"{metric} by kind", *shift.METHODS], rows))
+        section.add(Table([f"{metric} by kind", *shift.methods_of(units)], rows))
     section.add(*remarks("cifar10c"), *provenance(units))
     section.checks = _claims(units)
     return section
@@ -151,9 +152,9 @@ def _bars(folder: Path, units: list[Unit]) -> Block:
         "lines are ±1 std of seeds."
     )
     with drawing(folder, "bars", caption, figsize=(9, 2.8)) as (figure, axis, block):
-        for number, method in enumerate(shift.METHODS):
+        for number, method in enumerate(shift.methods_of(units)):
             for place, metric in enumerate(shift.METRICS):
-                largest = max(mean(_means(units, m, metric)) for m in shift.METHODS)
+                largest = max(mean(_means(units, m, metric)) for m in shift.methods_of(units))
                 values = torch.tensor(_means(units, method, metric)) / largest
                 axis.bar(
                     place + (number - 3.5) / 10,
@@ -172,7 +173,7 @@ def _severities(folder: Path, units: list[Unit]) -> Block:
     caption = "Means over the kinds and seeds against the severity."
     with panels(folder, "severities", caption, shift.METRICS) as (axes, block):
         for axis, metric in zip(axes, shift.METRICS, strict=True):
-            for method in shift.METHODS:
+            for method in shift.methods_of(units):
                 values = torch.tensor(
                     [[seed[metric] for seed in u.result["methods"][method]] for u in units]
                 )
@@ -200,7 +201,11 @@ def _claims(units: list[Unit]) -> list[Check]:
                     "" if passed else _DISCUSSION,
                 )
             )
-    extended = ("LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-adaptive")
+    extended = [
+        m
+        for m in ("LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-onset")
+        if m in units[0].result["methods"]
+    ]
     changes = {m: abs(of(m, "accuracy") - of("LLL", "accuracy")) for m in extended}
     worst = max(changes, key=changes.__getitem__)
     single = max(

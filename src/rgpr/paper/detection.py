@@ -7,13 +7,13 @@ test sets. A set of outliers that is missing is left out, and named.
 
 Unlike the paper, whose numbers average predictions of one network by random samples, ours average
 networks of several seeds, and predictions are by the probit, which has no randomness. Beyond the
-paper: this library's adaptive residual, and four detectors that give scores and no probabilities.
+paper: this library's default, by its confidence and by its score, and four detectors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ..answers import Calibration
 from ..metrics import accuracy, auprc, auroc, confidence, ece, fpr95, nll
 from ..tuning import TuningResult
 from .comparison import PAPER_NAMES, by_set, over_seeds, percent, remarks, stand_ins
@@ -35,7 +36,7 @@ from .section import Check, Section, Table, Text, beside, printed, provenance, s
 __all__ = ["METHODS", "measure", "render", "run", "shortened"]
 
 NAME = "detection"
-METHODS = (*COMPARED, "LLL-RGPR-adaptive-temperature", *DETECTORS)
+METHODS = (*COMPARED, "LLL-RGPR-score", *DETECTORS)
 
 
 def run(context: Context) -> None:
@@ -98,9 +99,11 @@ def measure(
     return result
 
 
-def shortened(result: TuningResult) -> dict[str, Any]:
-    """What is kept of a tuning."""
-    names = ("objective", "sigma2", "ood_weight", "calibration", "metrics", "converged", "warnings")
+def shortened(result: TuningResult | Calibration) -> dict[str, Any]:
+    """What is kept of a tuning, or of a calibration."""
+    if isinstance(result, Calibration):
+        return asdict(result)
+    names = ("objective", "sigma2", "ood_weight", "metrics", "converged", "warnings")
     return {name: getattr(result, name) for name in names}
 
 
@@ -217,11 +220,10 @@ def _averages(name: str, method: str, kinds: list[str]) -> str | None:
 def _calibration(sets: dict[str, list[Unit]]) -> Table:
     """Table "calib_ood": methods trained for outliers lose calibration too."""
     rows = []
-    for method in ("MAP", "TS", "LLL", "LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-adaptive"):
-        cells = [
-            spread(over_seeds(units, "methods", method, "ece"), 2, 100) for units in sets.values()
-        ]
-        rows.append([method, *cells])
+    for method in ("MAP", "TS", "LLL", "LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-onset"):
+        found = [over_seeds(units, "methods", method, "ece") for units in sets.values()]
+        if any(found):
+            rows.append([method, *(spread(values, 2, 100) for values in found)])
     for method in published("calib_ood")["axes"]["method"]:
         numbers = (
             printed("calib_ood", **{"in": PAPER_NAMES.get(name, name)}, method=method)
@@ -239,7 +241,7 @@ def _claims(name: str, units: Sequence[Unit]) -> list[Check]:
     name = PAPER_NAMES.get(name, name)
     found = {m: averaged(m, "fpr95", "mean") for m in METHODS if over_seeds(units, "methods", m)}
     errors = {m: averaged(m, "ece") for m in found if over_seeds(units, "methods", m, "ece")}
-    extended = ("LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-adaptive")
+    extended = [m for m in ("LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-onset") if m in found]
     changes = {m: abs(averaged(m, "accuracy") - averaged("LLL", "accuracy")) for m in extended}
     worst = max(changes, key=changes.__getitem__)
 
@@ -267,10 +269,13 @@ def _claims(name: str, units: Sequence[Unit]) -> list[Check]:
     ]
     if "DE" in found:
         checks.append(lower("FPR95", found, "LLL-RGPR-OOD", "DE"))
-    ours = [
-        lower("FPR95", found, "LLL-RGPR-adaptive", "LLL-RGPR-OOD"),
-        lower("ECE", errors, "LLL-RGPR-adaptive", "LLL", slack=1.0),
-    ]
+    ours: list[Check] = []
+    if "LLL-RGPR-onset" in found and "LLL-RGPR-score" in found:
+        ours = [
+            lower("FPR95", found, "LLL-RGPR-onset", "LLL"),
+            lower("ECE", errors, "LLL-RGPR-onset", "LLL", slack=0.5),
+            lower("FPR95", found, "LLL-RGPR-score", "Energy"),
+        ]
     return checks + [replace(check, ours=True) for check in ours]
 
 

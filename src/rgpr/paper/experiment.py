@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -267,7 +269,20 @@ def _about(context: Context, experiment: str) -> dict[str, Any]:
         "date": datetime.now(UTC).date().isoformat(),
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
         "versions": {"rgpr": __version__, "python": platform.python_version(), **_versions()},
+        "commit": _commit(),
     }
+
+
+def _commit() -> str | None:
+    """The commit of this source tree, or what ``RGPR_COMMIT`` says where there is none to ask."""
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return found.stdout.strip() or os.environ.get("RGPR_COMMIT")
 
 
 def _versions() -> dict[str, str]:

@@ -26,7 +26,7 @@ METHOD_COLORS = {
     "LLL": "#0072B2",
     "LLL-RGPR-LL": "#009E73",
     "LLL-RGPR-OOD": "#000000",
-    "LLL-RGPR-adaptive": "#D55E00",
+    "LLL-RGPR-onset": "#D55E00",
 }
 
 _STYLE: Any = {

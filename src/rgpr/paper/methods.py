@@ -8,9 +8,9 @@ A name is a base, alone or with the residual: ``LLL``, ``LLL-RGPR-OOD``, ``KFL-R
   with outliers of weight 0.5; ``-RGPR-OOD-natural`` takes natural images as these outliers.
 - ``-RGPR``: the paper's residual with all scales at 1e-10, as in its far-away table;
   ``-RGPR-untuned``: with those that the fit sets.
-- ``-RGPR-adaptive``: this library's default residual and tuning; ``-RGPR-adaptive-temperature``:
-  a temperature tuned with it in place of its calibration.
-- Detectors give scores instead of probabilities: ``Energy``, ``KNN``, ``Mahalanobis``, ``ViM``.
+- ``-RGPR-onset``: this library's default residual, calibrated on the validation images.
+- Detectors give scores instead of probabilities: ``LLL-RGPR-score``, the score of that model, and
+  ``Energy``, ``KNN``, ``Mahalanobis``, ``ViM``.
 
 Bases with Gaussian outputs predict by the probit; the samples of an ensemble, of KFL and of SWAG
 are averaged after the softmax. Prior precisions and temperatures are chosen, and scales tuned, on
@@ -37,6 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import noise
+from ..answers import Calibration
 from ..baselines.detectors import KNN, Detector, Energy, Mahalanobis, ViM
 from ..baselines.gp_residual import GPDSCS
 from ..model import RGPR
@@ -81,7 +82,7 @@ COMPARED = (
     "LLL",
     "LLL-RGPR-LL",
     "LLL-RGPR-OOD",
-    "LLL-RGPR-adaptive",
+    "LLL-RGPR-onset",
 )
 
 
@@ -93,14 +94,14 @@ class Method:
         name: As asked for.
         predict: Probabilities ``(B, C)``, or scores ``(B,)``, higher for more in-distribution.
         model: What predicts, unless it is a detector.
-        tuning: What tuning chose, where there was some.
+        tuning: What tuning or calibrating chose, where there was some.
         seconds: How long its own parts took; what it shares with others is with these.
     """
 
     name: str
     predict: Callable[[Tensor], Tensor]
     model: RGPR | None
-    tuning: TuningResult | None
+    tuning: TuningResult | Calibration | None
     seconds: dict[str, float]
 
 
@@ -217,14 +218,29 @@ class Contestants:
         if tuning in ("", "-untuned"):
             model = self.extended(base, None if tuning else FAR_SIGMA2)
             return Method(name, _predictor(model), model, None, {})
+        if tuning == "-score":
+            model = self._calibrated(f"{base}-RGPR-onset")
+            return Method(name, lambda x: -model.score(x), None, None, {})
+        if tuning == "-onset":
+            model = RGPR(posterior).fit(self.train, progress=False)
+            seconds = {"fit": time.perf_counter() - started}
+            started = time.perf_counter()
+            found = model.calibrate(self.validation, progress=False)
+            seconds["calibrate"] = time.perf_counter() - started
+            return Method(name, _predictor(model), model, found, seconds)
         if tuning not in _TUNINGS:
-            raise ValueError(f"no method '{name}'; '-RGPR' can be followed by {list(_TUNINGS)}")
-        kind = "adaptive" if tuning.startswith("-adaptive") else "paper"
-        model = RGPR(posterior, residual=kind).fit(self.train, progress=False)
+            known = ["-onset", "-score", *_TUNINGS]
+            raise ValueError(f"no method '{name}'; '-RGPR' can be followed by {known}")
+        model = RGPR(posterior, residual="paper").fit(self.train, progress=False)
         seconds = {"fit": time.perf_counter() - started}
         result = model.tune(self.validation, progress=False, **_TUNINGS[tuning](self))
         seconds["tune"] = result.seconds
         return Method(name, _predictor(model), model, result, seconds)
+
+    def _calibrated(self, name: str) -> RGPR:
+        model = self.method(name).model
+        assert model is not None
+        return model
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:
@@ -249,8 +265,6 @@ _TUNINGS: dict[str, Callable[[Contestants], dict[str, Any]]] = {
     "-LL": lambda c: {"objective": "likelihood"},
     "-OOD": lambda c: {"objective": "ood", "ood_weight": 0.5, "ood": c.noise},
     "-OOD-natural": lambda c: {"objective": "ood", "ood_weight": 0.5, "ood": c.natural},
-    "-adaptive": lambda c: {"ood": c.noise},
-    "-adaptive-temperature": lambda c: {"ood": c.noise, "calibrate": False, "temperature": True},
 }
 
 

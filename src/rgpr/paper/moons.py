@@ -44,7 +44,7 @@ def two_moons(seed: int, epochs: int) -> tuple[Task, dict[str, RGPR], DataLoader
     """A trained network without and with residual, by name, and half the test data."""
     task = moons(seed)
     torch.manual_seed(seed)
-    models = wrap(train(task, epochs), task, residual="paper")
+    models = wrap(train(task, epochs), task)
     x, y = task.test
     half = len(x) // 2
     return task, models, DataLoader(TensorDataset(x[:half], y[:half]), batch_size=256)

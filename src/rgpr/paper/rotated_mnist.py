@@ -85,13 +85,15 @@ def render(folder: Path) -> Section:
         ]
     )
     section.add(*stand_ins(units), _figure(folder, units))
-    rows = [[method, *(_accuracy(unit, method) for unit in units)] for method in shift.METHODS]
+    rows = [
+        [method, *(_accuracy(unit, method) for unit in units)] for method in shift.methods_of(units)
+    ]
     angles = [f"{unit.result['angle']}°" for unit in units]
     section.add(Table(["accuracy in %", *angles], rows))
-    means = {m: _over_angles(units, m) for m in shift.METHODS}
+    means = {m: _over_angles(units, m) for m in shift.methods_of(units)}
     rows = [
         [method, *(spread([seed[metric] for seed in means[method]], 3) for metric in shift.METRICS)]
-        for method in shift.METHODS
+        for method in shift.methods_of(units)
     ]
     section.add(Table(["means over all angles", *shift.METRICS], rows))
     section.add(*remarks("rotated_mnist"), *provenance(units))
@@ -129,7 +131,7 @@ def _figure(folder: Path, units: list[Unit]) -> Block:
     angles = [unit.result["angle"] for unit in units]
     with panels(folder, "rotated", caption, shift.METRICS) as (axes, block):
         for axis, metric in zip(axes, shift.METRICS, strict=True):
-            for method in shift.METHODS:
+            for method in shift.methods_of(units):
                 color = METHOD_COLORS[method]
                 seeds = torch.tensor(
                     [[seed[metric] for seed in u.result["methods"][method]] for u in units],
@@ -197,7 +199,8 @@ def _claims(units: list[Unit], means: dict[str, list[dict[str, float]]]) -> list
     changes = [
         abs(_mean(u, m, "accuracy") - _mean(u, "LLL", "accuracy"))
         for u in units
-        for m in ("LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-adaptive")
+        for m in ("LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-onset")
+        if m in u.result["methods"]
     ]
     checks.append(
         Check(

@@ -123,7 +123,8 @@ def provenance(units: Sequence[Unit]) -> list[Block]:
     for unit in units:
         about = unit.about
         versions = ", ".join(f"{package} {number}" for package, number in about["versions"].items())
-        made = Text(f"Made on {about['date']} on {about['hardware']}; {versions}; by")
+        commit = f", commit {about['commit']}" if about.get("commit") else ""
+        made = Text(f"Made on {about['date']} on {about['hardware']}; {versions}{commit}; by")
         if made not in blocks or Text(about["command"], code=True) not in blocks:
             blocks += [made, Text(about["command"], code=True)]
     if any(unit.settings["small"] for unit in units):

@@ -1,7 +1,7 @@
 """Shifted test images: the methods of all seeds at once, in as few passes as they need.
 
 Of each seed one pass through the network gives MAP, TS, LLL, LLL-RGPR-LL and LLL-RGPR-OOD, which
-differ in what is done to the same outputs; GP-DSCS and the adaptive residual have one each, and
+differ in what is done to the same outputs; GP-DSCS and the default residual have one each, and
 the members of the ensembles, which seeds share, have theirs.
 
 Images are those of the test set that no seed was validated on: of 10000 and with three seeds some
@@ -10,6 +10,7 @@ Images are those of the test set that no seed was validated on: of 10000 and wit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -19,11 +20,19 @@ from ..metrics import accuracy, brier, confidence, ece, nll
 from ..model import RGPR
 from ..tuning.outputs import Outputs, Parameters
 from .data import Loader, read_split
-from .experiment import Context
+from .experiment import Context, Unit
 from .methods import COMPARED, Contestants, contestants
 from .networks import MEMBERS, trained
 
-__all__ = ["METHODS", "METRICS", "images_of_all", "measured", "notes", "predictions"]
+__all__ = [
+    "METHODS",
+    "METRICS",
+    "images_of_all",
+    "measured",
+    "methods_of",
+    "notes",
+    "predictions",
+]
 
 METHODS = COMPARED
 METRICS = ("NLL", "ECE", "Brier", "confidence", "accuracy")
@@ -54,6 +63,11 @@ def predictions(context: Context, name: str, images: Tensor) -> list[dict[str, T
         p["DE"] = torch.stack([votes[seed + i] for i in range(MEMBERS)]).mean(0)
         found.append({method: p[method] for method in METHODS})
     return found
+
+
+def methods_of(units: Sequence[Unit]) -> list[str]:
+    """The methods that these units have: those of an earlier version may lack some."""
+    return [method for method in METHODS if method in units[0].result["methods"]]
 
 
 def measured(p: Tensor, y: Tensor) -> dict[str, float]:
@@ -88,7 +102,7 @@ def _softmax(network: nn.Module, images: Tensor) -> Tensor:
 def _of_one_network(competing: Contestants, images: Tensor) -> dict[str, Tensor]:
     """All but the ensemble."""
     tuned = {name: competing.method(name).model for name in ("LLL-RGPR-LL", "LLL-RGPR-OOD")}
-    others = [competing.method(name) for name in ("GP-DSCS", "LLL-RGPR-adaptive")]
+    others = [competing.method(name) for name in ("GP-DSCS", "LLL-RGPR-onset")]
     temperature = float(competing.posterior("TS").get_buffer("temperature"))
     scales = {name: model.sigma2 for name, model in tuned.items() if model is not None}
     model = tuned["LLL-RGPR-LL"]

@@ -267,9 +267,10 @@ def _by_predictions(
     else:
         optimum = solve(weight or 0.0, None)
         tuned = space.parameters(optimum.z)
-        if _total(goal(weight or 0.0)(optimum.z)) < _total(goal(weight or 0.0)(space.point(now))):
-            tuned = now
-    before, after = (_total(goal(weight or 0.0)(space.point(p))) for p in (now, tuned))
+    objective = goal(weight or 0.0)
+    before, after = (_total(objective(space.point(p))) for p in (now, tuned))
+    if not budget and after < before:
+        tuned, after = now, before
     metrics: dict[str, tuple[float, float]] = {}
     if model.likelihood == "classification":
         metrics = _metrics(validation, outliers, now, tuned)
