@@ -183,6 +183,19 @@ def blobs(classes: int = 3, inputs: int = 4, n: int = 120) -> tuple[Tensor, Tens
     return centers[y] + torch.randn(n, inputs), y
 
 
+def far_from_zero(seed: int, width: int = 48, classes: int = 5) -> tuple[Tensor, Tensor]:
+    """Activations whose mean is a thousand times their spread, with the class of each."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device="cpu")
+
+    y = torch.arange(60 * classes, device="cpu") % classes
+    mix = drawn(width, width)
+    own = drawn(classes, width)[y]
+    return 1000 + own + drawn(len(y), width) @ (mix / mix.norm(dim=0)), y
+
+
 def laplace_over_blobs(likelihood: str, structure: str) -> tuple[Any, Tensor, Tensor]:
     """A fitted last-layer Laplace of an untrained network, and its data."""
     x, y = blobs()

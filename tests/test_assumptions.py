@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 import rgpr
 from networks import LeNet, mlp
+from rgpr.certificate import _lipschitz_bound
+
+both_residuals = pytest.mark.parametrize("residual", ["onset", "paper"])
 
 
 class Attention(nn.Module):
@@ -45,7 +48,7 @@ SMOOTH = {
 
 
 @pytest.mark.parametrize(("build", "shape"), SMOOTH.values(), ids=SMOOTH)
-@pytest.mark.parametrize("residual", ["paper", "adaptive"])
+@both_residuals
 def test_the_limit_needs_linear_growth_alone(build, shape: tuple[int, ...], residual: str) -> None:  # type: ignore[no-untyped-def]
     x = torch.randn(80, *shape)
     network = build()
@@ -58,28 +61,44 @@ def test_the_limit_needs_linear_growth_alone(build, shape: tuple[int, ...], resi
     torch.testing.assert_close(far, torch.full_like(far, 1 / 3), atol=1e-3, rtol=0)
 
 
-def test_a_relu_network_meets_all() -> None:
-    model = rgpr.RGPR(mlp()).fit([torch.randn(50, 4)])
+@both_residuals
+def test_a_relu_network_meets_all(residual: str) -> None:
+    x = torch.randn(50, 4)
+    model = rgpr.RGPR(mlp(), residual=residual).fit([x])
     report = rgpr.check(model)
     assert report.piecewise_affine is True
     assert report.holds is True
     assert report.mean_growth == pytest.approx(1, abs=0.01)
     assert report.variance_growth == pytest.approx(3, abs=0.01)
-    assert report.lipschitz == model.certify().lipschitz
+    # The bound is one, per standard deviation: no output grows faster from one input to another.
+    with torch.no_grad():
+        outputs = model.posterior.network(x).double()
+    coordinates = model.residual.coordinates[0](x).double()
+    slopes = torch.cdist(outputs, outputs) / torch.cdist(coordinates, coordinates).clamp_min(1e-9)
+    assert 0 < slopes.max() <= report.lipschitz
+    # It is the one that the certificate rests on: two logits are apart by the root of two as much.
+    bound, _ = _lipschitz_bound(model)
+    assert bound.slope == pytest.approx(2**0.5 * report.lipschitz)
+    assert model.certify().radius < float("inf")
     assert "certify() says where" in str(report)
-    images = rgpr.check(rgpr.RGPR(LeNet().eval()).fit([torch.rand(30, 1, 8, 8)]))
+    images = rgpr.RGPR(LeNet().eval(), residual=residual).fit([torch.rand(30, 1, 8, 8)])
+    images = rgpr.check(images)
     assert images.piecewise_affine
     assert images.holds
 
 
-def test_a_smooth_network_is_proved_too() -> None:
-    report = rgpr.check(rgpr.RGPR(activated(nn.GELU())).fit([torch.randn(50, 4)]))
+@both_residuals
+def test_a_smooth_network_is_proved_too(residual: str) -> None:
+    model = rgpr.RGPR(activated(nn.GELU()), residual=residual).fit([torch.randn(50, 4)])
+    report = rgpr.check(model)
     assert report.piecewise_affine is False
     assert report.holds is True
 
 
-def test_what_cannot_be_bounded_is_measured() -> None:
-    report = rgpr.check(rgpr.RGPR(Attention()).fit([torch.randn(50, 5, 4)]))
+@both_residuals
+def test_what_cannot_be_bounded_is_measured(residual: str) -> None:
+    model = rgpr.RGPR(Attention(), residual=residual).fit([torch.randn(50, 5, 4)])
+    report = rgpr.check(model)
     assert report.lipschitz is None
     assert report.holds is None
     assert "'norm' is a LayerNorm" in report.obstacle
@@ -87,9 +106,10 @@ def test_what_cannot_be_bounded_is_measured() -> None:
     assert "no proof" in str(report)
 
 
-def test_outputs_that_outgrow_the_residual_are_told() -> None:
+@both_residuals
+def test_outputs_that_outgrow_the_residual_are_told(residual: str) -> None:
     network = nn.Sequential(nn.Linear(4, 8), Cubes(), nn.Linear(8, 3)).double()
-    model = rgpr.RGPR(network, layers="input").fit([torch.randn(50, 4).double()])
+    model = rgpr.RGPR(network, layers="input", residual=residual).fit([torch.randn(50, 4).double()])
     report = rgpr.check(model)
     assert report.mean_growth == pytest.approx(3, abs=0.05)
     assert report.holds is False
@@ -100,8 +120,9 @@ def test_outputs_that_outgrow_the_residual_are_told() -> None:
         rgpr.check(rgpr.RGPR(mlp(), likelihood="regression").fit([torch.randn(50, 4)]))
     silent = mlp()
     silent[-1].weight.data *= 0  # a constant has a bound, and nothing grows
-    assert rgpr.check(rgpr.RGPR(silent).fit([torch.randn(50, 4)])).holds is True
-    off = rgpr.RGPR(mlp()).fit([torch.randn(50, 4)])
+    silent = rgpr.RGPR(silent, residual=residual).fit([torch.randn(50, 4)])
+    assert rgpr.check(silent).holds is True
+    off = rgpr.RGPR(mlp(), residual=residual).fit([torch.randn(50, 4)])
     off.sigma2 = 0.0
     assert rgpr.check(off).holds is False
     assert "Nothing makes" in str(rgpr.check(off))

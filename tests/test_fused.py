@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import math
 import os
 import subprocess
 import sys
@@ -19,14 +20,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import rgpr
-from networks import blobs, laplace_over_blobs, mlp
+from networks import blobs, far_from_zero, laplace_over_blobs, mlp
+from references import nearest_distance
 from rgpr import fused
+from rgpr.coordinates import Collector, Prototypes, Strategy
 from rgpr.export import program
 from rgpr.gaussian import Gaussian
 from rgpr.packed import Packed, Parts, in_blocks, originals_of
 from rgpr.posteriors.laplace import LastLayerLaplace
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+# Triton's interpreter cannot turn a float64 into a bfloat16; a GPU can.
+ANSWERS = [t for t in DTYPES if torch.cuda.is_available() or t != torch.bfloat16]
 
 
 @pytest.fixture(scope="module", params=["torch", "triton"])
@@ -208,6 +213,59 @@ def test_packed_values_that_are_not_finite_or_huge_stay_in_their_rows(by_kernels
     assert ours[4].item() == pytest.approx(1e114 / 3, rel=1e-5)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_activations_far_from_zero_keep_their_digits(by_kernels: None, seed: int) -> None:
+    """By both kernels, in float32: against float64, and a row alone against the row in a batch."""
+    h, y = (t.to(torch.get_default_device()) for t in far_from_zero(seed))
+    collector = Collector(Strategy("prototypes", "pooled"))
+    collector.update(h, y, int(y.max()) + 1)
+    coordinates = collector.finish()
+    assert isinstance(coordinates, Prototypes)
+    packed = Packed({0: coordinates.parts})
+
+    def together(rows: Tensor) -> Tensor:
+        return packed.unit_variances({0: rows})[0]
+
+    def apart(rows: Tensor) -> Tensor:  # as layers are that are not packed
+        return coordinates._safely(rows - coordinates.origin)
+
+    expected = nearest_distance(h, h, y).pow(3) / 3
+    for unit_variance in (together, apart):
+        u = unit_variance(h)
+        torch.testing.assert_close(u, expected, rtol=1e-4, atol=0)
+        some = range(0, len(h), 20)
+        alone = torch.cat([unit_variance(h[i : i + 1]) for i in some])
+        torch.testing.assert_close(alone, u[::20], rtol=1e-6, atol=0)
+
+
+class Shift(nn.Module):
+    """Moves its input far from zero, each row by itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1000
+
+
+@torch.no_grad()
+def test_a_compiled_row_alone_is_the_row_in_a_batch(by_kernels: None) -> None:
+    """Also for activations far from zero; the logits hardly depend on them here, but ``v`` does."""
+    torch.manual_seed(0)
+    device = torch.get_default_device()
+    head = nn.Linear(48, 3)
+    head.weight.mul_(1e-4)
+    head.bias.copy_(torch.tensor([2.0, 0.0, -2.0]))
+    x, y = far_from_zero(0)
+    x, y = (x - 1000).to(device), y.to(device) % 3
+    model = rgpr.RGPR(nn.Sequential(Shift(), head).to(device), layers=["0"])
+    model.fit([(x, y)], progress=False)
+    x = 3 * x[:20]
+    expected, plain = model(x), torch.softmax(model.posterior.network(x), 1)
+    assert ((expected - plain).abs().amax(1) > 1e-2).all()  # there is a variance in all of them
+    model.compile(backend="aot_eager")
+    torch.testing.assert_close(model(x), expected, rtol=1e-6, atol=0)
+    for i in range(len(x)):
+        torch.testing.assert_close(model(x[i : i + 1]), expected[i : i + 1], rtol=1e-6, atol=0)
+
+
 @settings(max_examples=40)
 @given(seeds, st.lists(st.integers(0, 40), min_size=1, max_size=3), shapes, layouts)
 def test_add_moments(
@@ -299,6 +357,49 @@ def test_an_offset_at_the_training_maximum_leaves_exactly_zero(operations: Modul
     assert not operations.mean_cubes(h, mean, scale, offset).any()
 
 
+@settings(max_examples=40)
+@given(
+    seeds,
+    st.integers(0, 4),
+    st.integers(2, 9),
+    st.integers(1, 6),
+    st.booleans(),
+    st.sampled_from(ANSWERS),
+)
+def test_probit(
+    operations: ModuleType,
+    seed: int,
+    rows: int,
+    classes: int,
+    layers: int,
+    sets_in: bool,
+    dtype: torch.dtype,
+) -> None:
+    """Against the formulas, written out; the sum of the paper, and what is beyond an onset."""
+    if operations is fused:
+        pytest.skip("a kernel alone does this")
+    mean, variance = (3 * drawn(seed, rows, classes)).to(dtype), drawn(seed + 1, rows, classes)
+    variance, u = variance.double().exp(), (3 * drawn(seed + 2, rows, layers)).double().exp()
+    sigma2, temperature = drawn(seed + 3, layers).double().exp(), torch.tensor(1.7).double()
+    sigma2 = torch.where(drawn(seed + 4, layers) > 1, 0.0, sigma2)  # some are switched off
+    counted = (sigma2 > 0).double()
+    counted[0] = 0.0 if bool(counted[1:].any()) else 1.0
+    exponents, share = counted / counted.sum(), 2.0**-10
+    onset = torch.tensor(1.5).double() if sets_in else None
+    ours = operations.probit(mean, variance, u, sigma2, onset, exponents, share, temperature, 1e12)
+    parts = sigma2 * u
+    if onset is None:
+        spread = 1 + math.pi / 8 * (variance + parts.sum(1, keepdim=True))
+    else:
+        joint = parts.pow(exponents).prod(1) + share * parts.mean(1)
+        beyond = (joint - onset).clamp_min(0)
+        spread = (1 + math.pi / 8 * variance) * (1 + beyond[:, None])
+    expected = torch.softmax(mean.double() / spread.sqrt() / temperature, 1)
+    assert ours.dtype == dtype
+    rounding = 1e-9 if dtype == torch.float64 else torch.finfo(dtype).eps
+    torch.testing.assert_close(ours.double(), expected, rtol=rounding, atol=rounding / 100)
+
+
 @pytest.fixture
 def by_kernels(operations: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole models by the kernels, also where Triton's interpreter has to take them."""
@@ -310,14 +411,14 @@ def by_kernels(operations: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def over_laplace(residual: str) -> rgpr.RGPR:
     """A last-layer Laplace with either residual, after all that data can teach it."""
-    x, y = blobs()
     with torch.enable_grad():
-        la, *_ = laplace_over_blobs("classification", "kron")
-    model = rgpr.RGPR(la, residual=residual).fit([(x, y)])
-    if residual == "paper":
-        model.tune([(x, y)], progress=False)
-    else:
-        model.calibrate([(x, y)], progress=False)
+        la, x, _ = laplace_over_blobs("classification", "kron")
+    model = rgpr.RGPR(la, residual=residual).fit([x], progress=False)
+    others = x + 0.1 * torch.randn_like(x)
+    with torch.no_grad():
+        right = model.posterior.network(others).argmax(1)  # or no variance would be too large
+    model.calibrate([(others, right)], progress=False)
+    assert (model.sigma2 > 0).all()
     return model
 
 

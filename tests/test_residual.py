@@ -1,16 +1,32 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
 from rgpr.coordinates import Standardizer
 from rgpr.kernels import dscs_diag
-from rgpr.residual import Residual
+from rgpr.residual import CLASS_UNIT, SHARE, Residual
 
 
 def residual(sigma2: list[float] | None = None) -> Residual:
     coordinates = [Standardizer(torch.randn(n), torch.rand(n) + 0.5) for n in (3, 8)]
     return Residual(coordinates, None if sigma2 is None else torch.tensor(sigma2))
+
+
+def with_onset(sigma2: list[float], onset: float = 1.0, typical: list[float] | None = None):  # type: ignore[no-untyped-def]
+    coordinates = [Standardizer(torch.zeros(2), torch.ones(2)) for _ in sigma2]
+    return Residual(
+        coordinates,
+        torch.tensor(sigma2).double(),
+        combine="onset",
+        typical=None if typical is None else torch.tensor(typical).double(),
+        onset=onset,
+    )
 
 
 def test_u_is_the_kernel_of_the_standardised_representation() -> None:
@@ -49,3 +65,113 @@ def test_v_is_linear_in_sigma2() -> None:
 def test_a_kernel_that_is_off_stays_off_at_infinity() -> None:
     u = torch.tensor([[1.0, torch.inf], [torch.inf, 1.0]], dtype=torch.float64)
     assert residual([0.5, 0.0])(u).tolist() == [0.5, torch.inf]
+    onset = with_onset([0.5, 0.0])
+    assert onset(u)[0].isfinite()
+    assert onset(u)[1] == torch.inf
+
+
+def test_a_row_with_a_nan_has_no_variance_even_if_all_is_off() -> None:
+    u = torch.tensor([[torch.nan, torch.nan], [1.0, 1.0]], dtype=torch.float64)
+    for scales in ([0.5, 2.0], [0.0, 2.0], [0.0, 0.0]):
+        for one in (residual(scales), with_onset(scales)):
+            assert one(u)[0].isnan()
+            assert one(u)[1].isfinite()
+            assert one.contributions(u)[0].isnan().all()
+            assert one.strangeness(u)[0].isnan()
+
+
+def by_hand(u: Tensor, sigma2: list[float], typical: list[float], onset: float) -> list[float]:
+    """The default variance, row by row, with the formula as the module's head has it."""
+    found = []
+    for row in u.tolist():
+        parts = [s * value for s, value in zip(sigma2, row, strict=True)]
+        chosen = [i for i in range(1, len(parts)) if sigma2[i] > 0 and typical[i] > 0] or [0]
+        logs = [math.log(max(parts[i], 1e-300)) for i in chosen]
+        together = math.exp(math.fsum(logs) / len(logs))
+        together += SHARE * math.fsum(parts) / len(parts)
+        found.append(CLASS_UNIT * max(0.0, together - onset))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sigma2", "typical"),
+    [
+        ([1.0, 2.0, 0.5], [1.0, 1.0, 1.0]),
+        ([1.0, 0.0, 0.5], [1.0, 1.0, 1.0]),  # one is switched off
+        ([1.0, 2.0, 0.5], [1.0, 0.0, 1.0]),  # one never varied
+        ([1.0, 0.0, 0.5], [1.0, 1.0, 0.0]),  # the input alone is left for the geometric mean
+        ([1.0, 0.0, 0.0], [0.0, 1.0, 1.0]),
+        ([0.0, 2.0, 0.5], [1.0, 1.0, 1.0]),
+        ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0]),
+    ],
+)
+def test_the_default_variance_is_its_formula(sigma2: list[float], typical: list[float]) -> None:
+    u = 10 ** (4 * torch.rand(50, 3, dtype=torch.float64) - 2)
+    u[0, 1], u[1], u[2, 0] = 0.0, 0.0, 0.0
+    found = with_onset(sigma2, 0.7, typical)(u)
+    expected = torch.tensor(by_hand(u, sigma2, typical, 0.7), dtype=torch.float64)
+    torch.testing.assert_close(found, expected)
+    weights = with_onset(sigma2, 0.7, typical).exponents
+    assert float(weights.sum()) == pytest.approx(1)
+
+
+def test_the_default_variance_sets_in_continuously() -> None:
+    r = with_onset([0.01, 1.0], onset=1.0)
+    u = torch.stack([torch.zeros(5).double(), torch.tensor([0.0, 0.9, 0.99, 1.0, 1.01])], 1)
+    v = r(u)
+    assert torch.equal(v[:3], torch.zeros(3).double())
+    # The onset lies a share of the mean before one.
+    step = CLASS_UNIT * (1 + SHARE / 2) * 0.01
+    assert float(v[4] - v[3]) == pytest.approx(step)
+    assert 0 < float(v[3]) < step
+
+
+def test_layers_have_to_agree_that_an_input_is_unusual() -> None:
+    """One layer far beyond the onset is not enough while another one is where it always is."""
+    r = with_onset([1.0, 1.0, 1.0], onset=4.0)
+    u = torch.tensor([[1.0, 10.0, 1.0], [1.0, 10.0, 10.0]], dtype=torch.float64)
+    assert r(u)[0] == 0
+    assert r(u)[1] > 0
+
+
+def test_gradients_of_a_silent_layer_are_numbers() -> None:
+    u = torch.tensor([[0.0, 0.0, 5.0], [1.0, 1e-200, 1e300], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    u.requires_grad_()
+    r = with_onset([1.0, 1.0, 1.0], onset=0.001)
+    for value in (r(u), r.strangeness(u)):
+        [gradient] = torch.autograd.grad(value.sum(), u)
+        assert gradient.isfinite().all()
+
+
+def test_scales_and_onset_do_not_change_what_is_strange() -> None:
+    u = torch.rand(20, 3, dtype=torch.float64)
+    reference = with_onset([1.0, 2.0, 3.0], 1.0, [0.5, 0.2, 0.1]).strangeness(u)
+    for sigma2, onset in (([0.0, 0.0, 0.0], 1.0), ([9.0, 0.0, 1.0], 5.0)):
+        other = with_onset(sigma2, onset, [0.5, 0.2, 0.1])
+        assert torch.equal(other.strangeness(u), reference)
+
+
+def test_rescaled_shares_what_it_does_not_change() -> None:
+    r = with_onset([1.0, 2.0], 1.0, [0.5, 0.2])
+    u = 10 * torch.rand(20, 2, dtype=torch.float64)
+    other = r.rescaled(3 * r.sigma2, torch.tensor(2.0).double())
+    assert other.coordinates is r.coordinates
+    torch.testing.assert_close(other(u), with_onset([3.0, 6.0], 2.0, [0.5, 0.2])(u))
+    assert r.sigma2.tolist() == [1.0, 2.0]
+    assert float(r.onset) == 1
+
+
+@given(
+    st.lists(st.lists(st.floats(0, 1e6), min_size=3, max_size=3), min_size=1, max_size=5),
+    st.lists(st.sampled_from([0.0, 0.1, 1.0, 30.0]), min_size=3, max_size=3),
+    st.sampled_from(["sum", "onset"]),
+)
+def test_what_is_guaranteed_is_kept(u: list[list[float]], sigma2: list[float], how: str) -> None:
+    """A certificate rests on this: the variance is at least linear in every u beyond a start."""
+    r = with_onset(sigma2, 2.0)
+    if how == "sum":
+        r.onset = None
+    weights, start = r.guaranteed()
+    rows = torch.tensor(u, dtype=torch.float64)
+    least = (rows @ weights - start).clamp_min(0)
+    assert (r(rows) / r.unit >= least * (1 - 1e-12)).all()

@@ -110,7 +110,7 @@ class InputKernel:
     @property
     def shrink(self) -> float:
         """What is left of the Euclidean length, at the least, in the 3-norm."""
-        return math.exp(-math.log(self.entries) / 6)
+        return float(self.entries ** (-1 / 6))
 
 
 class _Bound:
@@ -148,7 +148,10 @@ class LipschitzBound(_Bound):
     def gap(self, distance: float) -> float:
         distance = max(distance, self._peak)
         reach = self.start + self.slope * distance
-        return reach / math.sqrt(1 + max(0.0, self.kernel.at(distance)))
+        # At no finite distance does a variance that is all but zero reach its peak.
+        return (
+            reach / math.sqrt(1 + max(0.0, self.kernel.at(distance))) if reach < math.inf else reach
+        )
 
     @cached_property
     def _peak(self) -> float:
@@ -475,7 +478,8 @@ def _head(model: RGPR) -> tuple[nn.Linear, int]:
     if not torch.allclose(product, outputs_of(returned[0], x), rtol=1e-3, atol=1e-6):
         raise NotBoundedError(f"the linear layer '{name}' has hooks, which change its outputs")
     for index, (h, seen) in measured.items():
-        rows = reduce(h, model._fitted().at(index).of)
+        of = model._fitted().at(index).of
+        rows = reduce(h, "pooled" if of == "normalised" else of)
         same = h.data_ptr() == features.data_ptr() and seen == changes
         if same and rows.shape == features.shape and torch.equal(rows, features.to(rows.dtype)):
             return head, index

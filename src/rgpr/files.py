@@ -127,11 +127,14 @@ def _from_first_format(
             f"{path} was saved by rgpr 0.1 with a residual that version 0.2 replaced; wrap the "
             "network again: rgpr.RGPR(network).fit(train_loader)"
         )
-    if "calibration" in tensors or "threshold" in tensors:
+    dropped = {"calibration": "calibration of the confidence", "threshold": "confidence threshold"}
+    found = [what for name, what in dropped.items() if name in tensors]
+    if found:
         warnings.warn(
-            f"{path} was saved by rgpr 0.1; its confidence threshold is left out. Call "
-            "model.calibrate(val_loader), whose flags keep a promise",
-            stacklevel=4,
+            f"{path} was saved by rgpr 0.1; its {' and its '.join(found)} "
+            f"{'is' if len(found) == 1 else 'are'} left out. Call model.calibrate(val_loader), "
+            "whose flags keep a promise",
+            stacklevel=3,
         )
     sigma2 = tensors["sigma2"]
     recipe = {name: about["residual"][name] for name in ("input", "hidden")}

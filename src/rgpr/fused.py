@@ -198,7 +198,7 @@ def fused_probit(
     u: Tensor,
     sigma2: Tensor,
     onset: Tensor | None,
-    exponents: Tensor,
+    typical: Tensor,
     share: float,
     temperature: Tensor,
     far: float,
@@ -214,9 +214,9 @@ def fused_probit(
         u: ``(B, L)`` in float64.
         sigma2: ``(L,)`` in float64.
         onset: One number in float64, or ``None`` for the sum over the layers; see
-            :class:`rgpr.residual.Residual`, also for the next two.
-        exponents: ``(L,)`` in float64.
-        share: Weight of the sum beside the geometric mean.
+            :class:`rgpr.residual.Residual`, also for the next one.
+        typical: ``(L,)`` in float64.
+        share: Weight of the arithmetic mean beside the geometric one.
         temperature: One number in float64.
         far: The ``u`` of the input beyond which a network may overflow.
     """
@@ -224,7 +224,7 @@ def fused_probit(
     if kernels is None or not 1 < mean.shape[1] <= kernels.MOST_CLASSES:
         return None
     found: Tensor = kernels.probit(
-        mean, variance, u, sigma2, onset, exponents, share, temperature, far
+        mean, variance, u, sigma2, onset, typical, share, temperature, far
     )
     return found
 

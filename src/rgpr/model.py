@@ -226,8 +226,10 @@ class RGPR(StableBuffers):
         Those that :meth:`calibrate` chooses depend on the very data that it ranks.
         """
         residual = self._fitted()
-        self._given_sigma2, self._given_onset = residual.sigma2, residual.onset
-        self._given_temperature = self._temperature
+        onset = residual.onset
+        self._given_sigma2 = residual.sigma2.clone()
+        self._given_onset = None if onset is None else onset.clone()
+        self._given_temperature = self._temperature.clone()
         self._label_scores = None
 
     def _as_given(self) -> tuple[Residual, Tensor]:
@@ -447,14 +449,13 @@ class RGPR(StableBuffers):
         with full_precision(x):
             gaussian = gaussian.with_mean(gaussian.mean.to(x.dtype))
             if self.likelihood == "classification" and link_approx == "probit":
-                onset, exponents = residual.onset, residual.exponents
                 at_once = fused_probit(
                     gaussian.mean,
                     gaussian.variance,
                     u,
                     residual.sigma2,
-                    onset,
-                    exponents,
+                    residual.onset,
+                    residual.typical,
                     SHARE,
                     self.temperature,
                     far(x.dtype),

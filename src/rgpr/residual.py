@@ -197,10 +197,9 @@ class Residual(Packing[Packed]):
 
 def _equal_weights(counted: Tensor) -> Tensor:
     """Equal weights of the hidden layers that count; the input's if none does."""
-    hidden = counted.clone()
-    hidden[0] = False
-    alone = ~hidden.any()
-    chosen = torch.cat([alone[None], hidden[1:]]).double()
+    index = torch.arange(len(counted), device=counted.device)
+    hidden = counted & (index > 0)
+    chosen = torch.where(hidden.any(), hidden, index == 0).double()
     return chosen / chosen.sum()
 
 

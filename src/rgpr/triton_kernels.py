@@ -173,7 +173,7 @@ def probit(
     u: Tensor,
     sigma2: Tensor,
     onset: Tensor | None,
-    exponents: Tensor,
+    typical: Tensor,
     share: float,
     temperature: Tensor,
     far: float,
@@ -185,7 +185,7 @@ def probit(
         with torch.cuda.device_of(mean):
             _probit[(rows,)](
                 mean.contiguous(), variance.contiguous(), u.contiguous(), sigma2,
-                temperature if onset is None else onset, exponents, temperature, out, share, far,
+                temperature if onset is None else onset, typical, temperature, out, share, far,
                 classes, u.shape[1], onset is not None, power_of_two(classes),
                 power_of_two(u.shape[1]),
             )  # fmt: skip
@@ -569,7 +569,7 @@ def _softmax(logits, inside):
 
 @triton.jit
 def _probit(
-    mean, variance, u, sigma2, onset, exponents, temperature, out, share, far, classes, layers,
+    mean, variance, u, sigma2, onset, typical, temperature, out, share, far, classes, layers,
     ONSET: tl.constexpr, CLASSES: tl.constexpr, LAYERS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -582,7 +582,11 @@ def _probit(
     known = tl.where((1 - _finite(units)) * beyond == 1, float("inf"), units)
     added = tl.where(scales > 0, known, 0) * scales
     if ONSET:  # rgpr.residual.Residual.beyond
-        powers = tl.load(exponents + layer, layer < layers, 0)
+        # Equal weights of the hidden layers that count, or all of it to the input.
+        varied = tl.load(typical + layer, layer < layers, 0)
+        counts = ((varied > 0) & (scales > 0) & (layer > 0)).to(tl.float64)
+        powers = tl.where(tl.sum(counts) > 0, counts, (layer == 0).to(tl.float64))
+        powers = powers / tl.sum(powers)
         logs = tl.where(powers > 0, tl.log(tl.maximum(added, 1e-300)) * powers, 0)
         total = tl.exp(tl.sum(logs)) + share * tl.sum(added) / layers
         v = total - tl.load(onset)

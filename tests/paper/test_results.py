@@ -6,8 +6,9 @@ import re
 import shutil
 from pathlib import Path
 
-from rgpr.paper import EXPERIMENTS
-from rgpr.paper.report import write_report
+from rgpr.paper import EXPERIMENTS, small_data, two_answers
+from rgpr.paper.report import block_markdown, write_report
+from rgpr.paper.section import Table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -47,6 +48,29 @@ def test_every_claim_holds_or_is_discussed() -> None:
     assert f"{ours} of {of_ours} hold" in page
 
 
+def tables_of_the_docs() -> dict[tuple[str, str], list[Table]]:
+    """Tables that stand between marks in README and docs, by page and mark."""
+    answers = two_answers.render(RESULTS / "two-answers").blocks
+    small = small_data.render(RESULTS / "small-data").blocks
+    return {
+        ("README.md", "two answers"): [two_answers.summary(RESULTS / "two-answers")],
+        ("docs/residuals.md", "two answers"): [b for b in answers if isinstance(b, Table)],
+        ("docs/residuals.md", "small data"): [b for b in small if isinstance(b, Table)],
+    }
+
+
+def test_tables_in_the_docs_are_those_of_the_results() -> None:
+    """To fill them anew: ``python tests/paper/test_results.py``."""
+    for (page, mark), tables in tables_of_the_docs().items():
+        text = (ROOT / page).read_text()
+        shown = text.partition(f"<!-- {mark} -->\n")[2].partition(f"<!-- end of {mark} -->")[0]
+        assert shown == as_markdown(tables), f"{page}, {mark}"
+
+
+def as_markdown(tables: list[Table]) -> str:
+    return "\n\n".join(part for table in tables for part in block_markdown(table, "")) + "\n"
+
+
 def test_pictures_in_the_docs_are_those_of_the_results() -> None:
     for name, picture in {
         "far-away": "far-away/far-away",
@@ -63,3 +87,10 @@ def test_nothing_heavy_and_no_paths() -> None:
     for path in files:
         if path.suffix in (".json", ".md"):
             assert not re.search(r"/(home|root|tmp|work|data)/", path.read_text()), path
+
+
+if __name__ == "__main__":
+    for (page, mark), tables in tables_of_the_docs().items():
+        before, start, rest = (ROOT / page).read_text().partition(f"<!-- {mark} -->\n")
+        _, end, after = rest.partition(f"<!-- end of {mark} -->")
+        (ROOT / page).write_text(before + start + as_markdown(tables) + end + after)

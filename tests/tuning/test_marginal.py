@@ -199,14 +199,14 @@ def test_the_noise_is_found_too() -> None:
     network = nn.Linear(2, 1)
     with torch.no_grad():
         y = network(x) + 0.5 * torch.randn(60, 1)
-    model = rgpr.RGPR(network, layers="input", likelihood="regression").fit([x])
+    model = rgpr.RGPR(network, layers="input", likelihood="regression", residual="paper").fit([x])
     result = model.tune([(x, y)], "marginal-likelihood")
     assert result.noise == pytest.approx(0.25, rel=0.4)
 
 
 def test_too_many_examples_are_refused_with_advice() -> None:
     network, x, y = mlp(4, 10), torch.randn(2001, 4), torch.randint(10, (2001,))
-    model = rgpr.RGPR(network).fit([x])
+    model = rgpr.RGPR(network, residual="paper").fit([x])
     before = model.sigma2
     with pytest.raises(ValueError, match=r"10 outputs allow 2000.*Subset.*objective='likelihood'"):
         model.tune([(x, y)], "marginal-likelihood")
@@ -217,4 +217,4 @@ def test_a_base_without_covariances_is_refused_by_name() -> None:
     network, x, y = mlp(), torch.randn(20, 4), torch.randint(3, (20,))
     base = FunctionPosterior(network, lambda x, n, generator: network(x).expand(n, -1, -1))
     with warnings.catch_warnings(), pytest.raises(TypeError, match=r"FunctionPosterior.*'ood'"):
-        rgpr.RGPR(base).fit([x]).tune([(x, y)], "marginal-likelihood")
+        rgpr.RGPR(base, residual="paper").fit([x]).tune([(x, y)], "marginal-likelihood")

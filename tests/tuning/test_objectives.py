@@ -146,7 +146,8 @@ def test_regression_against_a_grid(objective: str) -> None:
     x = torch.randn(160, 2).double()
     y = torch.stack([x[:, 0].sin(), x[:, 1]], 1) + 0.2 * torch.randn(160, 2).double()
     network = mlp(2, 2, width=8, hidden=1).double()
-    model = rgpr.RGPR(network, layers="input", likelihood="regression").fit([x[:80]])
+    model = rgpr.RGPR(network, layers="input", likelihood="regression", residual="paper")
+    model.fit([x[:80]])
     val, target, out = x[80:], y[80:], 4 * torch.randn(70, 2).double()
     u, u_out = unit_variance(val, x[:80]), unit_variance(out, x[:80])
     with torch.no_grad():
@@ -198,7 +199,7 @@ def test_never_worse_and_the_same_again(
 
 def test_two_inputs_one_output_is_a_binary_classifier() -> None:
     network, x, y = mlp(2, 1, width=8, hidden=1), torch.randn(80, 2), torch.randint(2, (80,))
-    model = rgpr.RGPR(network).fit([x])
+    model = rgpr.RGPR(network, residual="paper").fit([x])
     result = model.tune([(x, y)], "ood", ood=[3 * torch.randn(80, 2)])
     p = model(x)
     expected = float(p.log().gather(1, y[:, None]).mean())

@@ -124,8 +124,11 @@ def test_everything_but_the_scales_stays(model: rgpr.RGPR, validation: DataLoade
     before = copy.deepcopy(model.state_dict())
     model.tune(validation, "ood")
     after = model.state_dict()
+    assert before.keys() == after.keys()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
-    assert changed == {"residual.sigma2"}
+    # The second is what calibrating starts from.
+    assert changed == {"residual.sigma2", "_given_sigma2"}
+    assert torch.equal(after["_given_sigma2"], after["residual.sigma2"])
     assert network.training
     assert not any(m._forward_hooks for m in network.modules())
     model.tune(validation, "ood", temperature=True)
@@ -162,7 +165,7 @@ def test_outliers_from_anywhere(model: rgpr.RGPR, validation: DataLoader[Any]) -
 @quiet
 def test_images_get_smoothed_noise() -> None:
     x, y = torch.rand(60, 2, 8, 8), torch.randint(3, (60,))
-    model = rgpr.RGPR(convolutional()).fit([x])
+    model = rgpr.RGPR(convolutional(), residual="paper").fit([x])
     default = model.tune([(x, y)], "ood", seed=4)
     model.sigma2 = 1.0
     own = noise.NoiseLoader(noise.like_data, [x], seed=4)
@@ -351,14 +354,66 @@ def test_a_temperature_set_by_hand_is_kept_within_the_budget(
 
 @quiet
 def test_a_recipe_speaks_for_itself(digits: Task, validation: DataLoader[Any]) -> None:
-    recipe = rgpr.ResidualRecipe(ood_weight=3.0, tied=0.5, max_ece_increase=0.5)
+    """Any recipe whose variance is a sum can be tuned, whatever its coordinates."""
+    recipe = rgpr.ResidualRecipe(hidden=rgpr.coordinates.Strategy("prototypes", "pooled"))
+    assert recipe.combine == "sum"
     model = rgpr.RGPR(digits.network, residual=recipe).fit(digits.loader())
+    before = model.sigma2
     result = model.tune(validation, "ood")
-    assert result.ood_weight == 3.0
-    assert len(result.trials) == 1
-    assert result.calibration is None
-    assert model.tune(validation, "ood", max_ece_increase=1.0).trials[0].weight == 100
+    assert result.after > result.before
+    assert not torch.equal(model.sigma2, before)
+    assert list(result.sigma2.values()) == model.sigma2.tolist()
+
+
+@quiet
+def test_defaults_of_the_weight(model: rgpr.RGPR, validation: DataLoader[Any]) -> None:
+    """The paper's without a budget; the largest that is tried with one."""
+    assert model.tune(validation).objective == "likelihood"
+    result = model.tune(validation, "ood")
+    assert result.ood_weight == 0.5
+    assert result.trials == []
+    # So large a budget keeps everything: the first weight that is tried is the last one.
+    budget = model.tune(validation, "ood", max_ece_increase=1.0)
+    assert [trial.weight for trial in budget.trials] == [100]
+    assert budget.ood_weight == 100
     assert model.tune(validation, "ood", ood_weight=0.1).ood_weight == 0.1
+    own = model.tune(validation, "ood", ood_weight=3.0, max_ece_increase=1.0)
+    assert [trial.weight for trial in own.trials] == [3]
+
+
+@pytest.mark.parametrize("objective", ["likelihood", "ood", "marginal-likelihood"])
+@pytest.mark.parametrize("likelihood", ["classification", "regression"])
+def test_the_default_residual_is_calibrated_instead(likelihood: str, objective: str) -> None:
+    x = torch.randn(30, 4)
+    y = torch.zeros(30).long() if likelihood == "classification" else torch.randn(30, 3)
+    onset = rgpr.ResidualRecipe(combine="onset")  # one's own recipe, too
+    for residual in ("onset", onset):
+        model = rgpr.RGPR(mlp(), likelihood=likelihood, residual=residual).fit([x])
+        before = copy.deepcopy(model.state_dict())
+        with pytest.raises(ValueError, match=r"model\.calibrate\(val_loader\).*residual='paper'"):
+            model.tune([(x, y)], objective)
+        after = model.state_dict()
+        assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+@quiet
+def test_tuning_drops_sets_and_keeps_p_values(
+    model: rgpr.RGPR, validation: DataLoader[Any], digits: Task
+) -> None:
+    """Sets are promised with other scales; what is strange does not depend on scales at all."""
+    model.calibrate(validation, progress=False)
+    x = digits.x[250:300]
+    p = model.p_value(x)
+    model.predict_set(x)
+    model.tune(validation, "ood")
+    assert torch.equal(model.p_value(x), p)
+    with pytest.raises(RuntimeError, match="after sigma2 and temperature are set"):
+        model.predict_set(x)
+    # Calibrating keeps the scales that were tuned: the paper's residual has no onset to set.
+    tuned = model.sigma2
+    model.calibrate(validation, progress=False)
+    assert torch.equal(model.sigma2, tuned)
+    model.predict_set(x)
 
 
 def test_without_a_fit_nothing_is_tuned() -> None:
@@ -410,7 +465,7 @@ def test_targets_that_do_not_fit(model: rgpr.RGPR, y: Tensor, message: str) -> N
 
 def test_regression_has_no_class_probabilities() -> None:
     x, y = torch.randn(30, 4), torch.randn(30, 2)
-    model = rgpr.RGPR(mlp(4, 2), likelihood="regression").fit([x])
+    model = rgpr.RGPR(mlp(4, 2), likelihood="regression", residual="paper").fit([x])
     for options in ({"temperature": True}, {"link_approx": "mc"}):
         with pytest.raises(ValueError, match="is a regression"):
             model.tune([(x, y)], **options)
@@ -422,7 +477,7 @@ def test_regression_has_no_class_probabilities() -> None:
 
 def test_a_network_that_overflows_is_named() -> None:
     x = torch.randn(30, 4)
-    model = rgpr.RGPR(mlp()).fit([x])
+    model = rgpr.RGPR(mlp(), residual="paper").fit([x])
     with pytest.raises(ValueError, match="outliers: the network overflows on batch 1"):
         model.tune([(x, torch.zeros(30).long())], "ood", ood=[x, 3e38 * torch.ones(2, 4)])
 

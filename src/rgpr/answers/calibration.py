@@ -160,7 +160,7 @@ def calibrate(
     model._references = strange.sort().values
     model._label_scores = None if label_scores is None else label_scores.sort().values
     for note in notes:
-        warnings.warn(note, stacklevel=4)  # through the decorators of RGPR.calibrate
+        warnings.warn(note, stacklevel=5)  # through the decorators of RGPR.calibrate
     return Calibration(
         examples=len(outputs),
         seen=outputs.seen,

@@ -18,7 +18,7 @@ from . import EXPERIMENTS, module_of
 from .experiment import gaps, read_units, write_text
 from .section import Block, Check, Figure, Section, Table, Text
 
-__all__ = ["write_report", "write_section"]
+__all__ = ["block_markdown", "write_report", "write_section"]
 
 _TITLE = "The paper's experiments, run again"
 _INTRODUCTION = (
@@ -99,7 +99,7 @@ def _shown(name: str, out: Path) -> _Shown:
 
 
 def _markdown(sections: list[_Shown]) -> str:
-    parts = [f"# {_TITLE}", _INTRODUCTION, *_block_markdown(_summary(sections), "")]
+    parts = [f"# {_TITLE}", _INTRODUCTION, *block_markdown(_summary(sections), "")]
     parts += [_section_markdown(shown, level=2, folder=f"{shown.name}/") for shown in sections]
     return "\n\n".join(parts) + "\n"
 
@@ -108,13 +108,14 @@ def _section_markdown(shown: _Shown, level: int, folder: str) -> str:
     parts = [f"{'#' * level} {shown.title}", f"In the paper: {shown.paper}."]
     parts += [f"**Gap.** {gap}" for gap in shown.gaps]
     for block in shown.section.blocks:
-        parts += _block_markdown(block, folder)
+        parts += block_markdown(block, folder)
     for table in _checks(shown.section.checks):
-        parts += _block_markdown(table, folder)
+        parts += block_markdown(table, folder)
     return "\n\n".join(parts) + ("\n" if level == 1 else "")
 
 
-def _block_markdown(block: Block, folder: str) -> list[str]:
+def block_markdown(block: Block, folder: str) -> list[str]:
+    """Paragraphs of Markdown that show a block, with pictures in ``folder``."""
     if isinstance(block, Text):
         return [f"    {block.text}" if block.code else block.text]
     if isinstance(block, Figure):

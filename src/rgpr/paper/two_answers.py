@@ -44,7 +44,7 @@ from .experiment import Context, Result, Unit, read_units, run_seeds
 from .methods import Contestants, contestants
 from .section import Check, Section, Table, Text, provenance, spread
 
-__all__ = ["OUTLIERS", "render", "run"]
+__all__ = ["OUTLIERS", "render", "run", "summary"]
 
 NAME = "two-answers"
 MOST = 5000
@@ -227,6 +227,33 @@ def render(folder: Path) -> Section:
         section.checks += _checks(name, found)
     section.add(*provenance(units))
     return section
+
+
+def summary(folder: Path) -> Table:
+    """The means that the README shows: a row for each set."""
+    head = ["", "NLL, base", "with RGPR", "ECE, base", "with RGPR"]
+    head += ["near outliers: FPR95 / AUROC, base", "score"]
+    head += ["far outliers: base", "confidence with RGPR", "score"]
+    rows = []
+    for name, units in by_set(read_units(folder)).items():
+
+        def at(*keys: str, units: list[Unit] = units) -> float:
+            return float(mean(over_seeds(units, *keys)))
+
+        def pair(answer: str, where: str, at: Callable[..., float] = at) -> str:
+            found = (100 * at("outliers", answer, where, m, "mean") for m in ("fpr95", "auroc"))
+            return " / ".join(f"{value:.1f}" for value in found)
+
+        rows.append(
+            [
+                PAPER_NAMES.get(name, name),
+                *(f"{at('at data', stage, 'nll'):.4f}" for stage in ("base", "calibrated")),
+                *(f"{100 * at('at data', stage, 'ece'):.2f}" for stage in ("base", "calibrated")),
+                *(pair(answer, "near") for answer in ("confidence, base", "score")),
+                *(pair(a, "far") for a in ("confidence, base", "confidence", "score")),
+            ]
+        )
+    return Table(head, rows)
 
 
 def _tables(name: str, units: list[Unit]) -> list[Table]:
