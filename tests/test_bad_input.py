@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from networks import mlp
-from rgpr import RGPR
+from rgpr import RGPR, ResidualRecipe
 
 
 @pytest.fixture
@@ -26,6 +28,15 @@ def test_unfitted() -> None:
         lambda: model.sigma2,
         lambda: setattr(model, "sigma2", 1.0),
         lambda: model.save("never.safetensors"),
+        lambda: model.score(x),
+        lambda: model.explain(x),
+        lambda: model.certify(),
+        lambda: model.p_value(x),
+        lambda: model.flag(x),
+        lambda: model.predict_set(x),
+        lambda: model.calibrate([x]),
+        lambda: model.tune([(x, torch.zeros(3).long())]),
+        lambda: model.compile(),
     ):
         with pytest.raises(RuntimeError, match=r"not fitted: call model\.fit"):
             use()
@@ -37,6 +48,12 @@ def test_options() -> None:
         RGPR(mlp(), likelihood="ranking")
     with pytest.raises(ValueError, match="nan='ignore' is not one of 'propagate', 'raise'"):
         RGPR(mlp(), nan="ignore")
+    with pytest.raises(ValueError, match="residual='adaptive' is not one of 'onset', 'paper'"):
+        RGPR(mlp(), residual="adaptive")
+    with pytest.raises(TypeError, match=r"residual=None; expected a word or a rgpr\.Residual"):
+        RGPR(mlp(), residual=None)
+    with pytest.raises(ValueError, match="combine='product' is not one of 'sum', 'onset'"):
+        ResidualRecipe(combine="product")
     model = RGPR(mlp()).fit([torch.randn(30, 4)])
     with pytest.raises(ValueError, match="link_approx='probits' is not one of"):
         model(torch.randn(3, 4), link_approx="probits")
@@ -102,10 +119,45 @@ def test_a_network_that_ends_in_a_softmax() -> None:
 
 def test_a_failed_fit_leaves_the_old_one(model: RGPR) -> None:
     x = torch.randn(5, 4)
-    before = model(x)
+    model.calibrate([torch.randn(40, 4)])
+    before, state = model(x), copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match="batch 1"):
         model.fit([torch.randn(30, 4), torch.full((3, 4), torch.nan)])
     assert torch.equal(model(x), before)
+    after = model.state_dict()
+    assert after.keys() == state.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in state.items())
+    # A fit that succeeds belongs to other data, and what was calibrated to these is gone.
+    model.fit([torch.randn(30, 4)])
+    with pytest.raises(RuntimeError, match="not calibrated"):
+        model.p_value(x)
+
+
+@pytest.mark.parametrize("residual", ["onset", "paper"])
+def test_a_failed_calibration_leaves_everything(residual: str) -> None:
+    x = torch.randn(60, 4)
+    model = RGPR(mlp(), residual=residual).fit([x])
+    model.calibrate([torch.randn(40, 4)])
+    state = copy.deepcopy(model.state_dict())
+    for loader, error, message in (
+        ([], ValueError, "gave no batch"),
+        ([x[:0]], ValueError, "only empty batches"),
+        ([x, torch.full((3, 4), torch.nan)], ValueError, "batch 1 holds values .* not finite"),
+        ([(x, torch.full((60,), 3))], ValueError, "batch 0.*from 3 to 3.*0 to 2"),
+        ([(x, torch.zeros(60))], ValueError, "batch 0.*float32.*whole numbers"),
+        ([(x, torch.zeros(60).long()), x], ValueError, "batch 1 lacks targets"),
+        ([x, (x, torch.zeros(60).long())], ValueError, "batch 1 has targets"),
+        ([x.double()], TypeError, "float64"),
+        ([torch.randn(8, 5)], ValueError, r"\(5,\).*\(4,\)"),
+        (x, TypeError, "a Tensor, which yields single examples"),
+    ):
+        with pytest.raises(error, match=message):
+            model.calibrate(loader)
+        after = model.state_dict()
+        assert after.keys() == state.keys()
+        assert all(torch.equal(after[name], tensor) for name, tensor in state.items())
+    with pytest.raises(ValueError, match="max_nll_increase = -1 must not be negative"):
+        model.calibrate([x], max_nll_increase=-1)
 
 
 def test_the_network_is_never_changed(model: RGPR) -> None:
@@ -113,7 +165,9 @@ def test_the_network_is_never_changed(model: RGPR) -> None:
     state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     flags = [p.requires_grad for p in network.parameters()]
     x = torch.randn(6, 4)
-    model(x), model(x, link_approx="mc"), model.variance(x)
+    model(x), model(x, link_approx="mc"), model.variance(x), model.score(x), model.explain(x)
+    model.calibrate([(torch.randn(40, 4), torch.randint(3, (40,)))])
+    model.predict_set(x), model.flag(x)
     model.fit([x])
     assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
     assert [p.requires_grad for p in network.parameters()] == flags

@@ -28,11 +28,21 @@ def laplace_model(likelihood: str = "classification", structure: str = "kron") -
     return rgpr.RGPR(la).fit([(x, y)])
 
 
-def adaptive() -> rgpr.RGPR:
-    model = laplace_model()
+def calibrated(likelihood: str = "classification") -> rgpr.RGPR:
+    """Like everyday models: over a Laplace approximation, with references and a temperature."""
+    model = laplace_model(likelihood)
     x, y = blobs()
-    model.tune([(x, y)])
-    assert model.calibration is not None
+    if likelihood == "regression":
+        y = torch.randn(len(x), 3)
+    model.temperature = 1.3  # calibrating leaves it, or raises it
+    model.calibrate([(x + 0.1 * torch.randn_like(x), y)], progress=False)
+    return model
+
+
+def tuned() -> rgpr.RGPR:
+    la, x, y = laplace_over_blobs("classification", "kron")
+    model = rgpr.RGPR(la, residual="paper").fit([(x, y)])
+    model.tune([(x, y)], "ood", progress=False)
     return model
 
 
@@ -43,15 +53,33 @@ MODELS = {
     "last-layer Laplace": (laplace_model, (4,)),
     "diagonal": (lambda: laplace_model(structure="diag"), (4,)),
     "full": (lambda: laplace_model(structure="full"), (4,)),
-    "tuned and calibrated": (adaptive, (4,)),
+    "calibrated": (calibrated, (4,)),
+    "tuned": (tuned, (4,)),
+    "one output": (lambda: rgpr.RGPR(mlp(4, 1)).fit([blobs()[0]]), (4,)),
     "temperature": (lambda: rgpr.RGPR(Temperature(mlp(), 1.5)).fit([blobs()[0]]), (4,)),
     "ensemble": (lambda: rgpr.RGPR([mlp(), mlp()]).fit([blobs()[0]]), (4,)),
 }
 
 
-def answers(path: Path, x: Tensor) -> list[np.ndarray]:
+def answers(path: Path, x: Tensor) -> dict[str, np.ndarray]:
     session = onnxruntime.InferenceSession(str(path))
-    return session.run(None, {"x": x.numpy()})
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(None, {"x": x.numpy()}), strict=True))
+
+
+def assert_agrees(model: rgpr.RGPR, found: dict[str, np.ndarray], x: Tensor) -> None:
+    """All that a file answers is what the model answers, up to the network's rounding."""
+    with torch.no_grad():
+        np.testing.assert_allclose(found["score"], model.score(x).numpy(), atol=1e-4)
+        if model._references is not None:
+            moved = np.abs(found["p_value"] - model.p_value(x).numpy()).max()
+            assert moved <= 1.01 / (len(model._references) + 1)  # one rank at the most
+        answer = model(x)
+    if model.likelihood == "classification":
+        np.testing.assert_allclose(found["probabilities"], answer.numpy(), atol=1e-5)
+    else:
+        np.testing.assert_allclose(found["mean"], answer[0].numpy(), atol=1e-5)
+        np.testing.assert_allclose(found["covariance"], answer[1].numpy(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("build", "shape"), MODELS.values(), ids=MODELS)
@@ -59,40 +87,73 @@ def test_onnxruntime_agrees(build, shape: tuple[int, ...], tmp_path: Path) -> No
     model = build()
     path = export.onnx(model, tmp_path / "model.onnx", torch.rand(1, *shape))
     assert os.listdir(tmp_path) == ["model.onnx"]
+    names = {"probabilities", "score"} | ({"p_value"} if model._references is not None else set())
     for rows in (1, 2, 13):
-        x = torch.randn(rows, *shape)
-        with torch.no_grad():
-            expected = model(x)
-        [found] = answers(path, x)
-        np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
-    [far] = answers(path, 1e14 * torch.randn(9, *shape))
-    np.testing.assert_allclose(far, 1 / far.shape[1], atol=1e-3)
+        for size in (1.0, 30.0):
+            x = size * torch.randn(rows, *shape)
+            found = answers(path, x)
+            assert set(found) == names
+            assert_agrees(model, found, x)
+    assert model.variance(x).max() > 0  # the residual was seen, too
+    near, x = answers(path, torch.randn(9, *shape)), 1e14 * torch.randn(9, *shape)
+    far = answers(path, x)
+    p = far["probabilities"]
+    np.testing.assert_allclose(p, 1 / p.shape[1], atol=1e-3)
+    assert far["score"].min() > near["score"].max()
+    if "p_value" in names:
+        assert (far["p_value"] == 1 / (len(model._references) + 1)).all()
 
 
-def test_regression_gives_the_pair(tmp_path: Path) -> None:
-    model = laplace_model("regression")
+@pytest.mark.parametrize("residual", ["onset", "paper"])
+def test_special_values_stay_in_their_row(residual: str, tmp_path: Path) -> None:
+    x = torch.randn(60, 4)
+    model = rgpr.RGPR(mlp(), residual=residual).fit([x])
+    model.calibrate([torch.randn(40, 4)], progress=False)
+    path = export.onnx(model, tmp_path / "model.onnx", x[:2])
+    spoiled = x[:5].clone()
+    spoiled[1, 0], spoiled[2, 3], spoiled[3, 1] = torch.inf, -torch.inf, torch.nan
+    found = answers(path, spoiled)
+    np.testing.assert_allclose(found["probabilities"][[1, 2]], 1 / 3, rtol=1e-6)
+    assert np.isposinf(found["score"][[1, 2]]).all()
+    assert (found["p_value"][[1, 2]] == 1 / 41).all()
+    for answer in found.values():
+        assert np.isnan(answer[3]).all()
+    good = {name: answer[[0, 4]] for name, answer in found.items()}
+    assert_agrees(model, good, x[[0, 4]])
+
+
+@pytest.mark.parametrize("build", [laplace_model, calibrated])
+def test_regression_gives_the_pair(build, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    model = build("regression")
     path = export.onnx(model, tmp_path / "m.onnx", torch.randn(5, 4))
-    x = torch.randn(7, 4)
-    with torch.no_grad():
-        mean, covariance = model(x)
-    found = answers(path, x)
-    np.testing.assert_allclose(found[0], mean.numpy(), atol=1e-5)
-    np.testing.assert_allclose(found[1], covariance.numpy(), rtol=1e-5, atol=1e-5)
+    for x in (torch.randn(7, 4), 10 * torch.randn(7, 4)):
+        found = answers(path, x)
+        extra = [] if build is laplace_model else ["p_value"]
+        assert list(found) == ["mean", "covariance", "score", *extra]
+        assert_agrees(model, found, x)
 
 
 def test_the_program_is_the_model() -> None:
-    model = adaptive()
+    model = calibrated()
     model.posterior.network.train()
     exported = export.program(model, torch.randn(3, 4))
     assert model.posterior.network.training
-    x = torch.randn(11, 4)
+    x = torch.cat([torch.randn(11, 4), 50 * torch.randn(5, 4)])
     with torch.no_grad():
         torch.testing.assert_close(exported.module()(x), model(x))
+        everything = export.program(model, torch.randn(3, 4), everything=True).module()(x)
+        probabilities, score, p_value = everything
+        torch.testing.assert_close(probabilities, model(x))
+        torch.testing.assert_close(score, model.score(x))
+        torch.testing.assert_close(p_value, model.p_value(x))
+        fixed = export.program(model, x, dynamic=False, everything=True).module()(x)
+    for dynamic, static in zip(everything, fixed, strict=True):
+        torch.testing.assert_close(dynamic, static)
 
 
 def test_it_runs_where_neither_library_is(tmp_path: Path) -> None:
     """In a process of its own that cannot import them."""
-    model = adaptive()
+    model = calibrated()
     path = export.onnx(model, tmp_path / "model.onnx", torch.randn(2, 4))
     x = torch.randn(6, 4)
     np.save(tmp_path / "x.npy", x.numpy())
@@ -103,11 +164,13 @@ for name in ("rgpr", "laplace", "torch"):
 import numpy, onnxruntime
 session = onnxruntime.InferenceSession({str(path)!r})
 x = numpy.load({str(tmp_path / "x.npy")!r})
-numpy.save({str(tmp_path / "p.npy")!r}, session.run(["probabilities"], {{"x": x}})[0])
+names = ["probabilities", "score", "p_value"]
+for name, answer in zip(names, session.run(names, {{"x": x}})):
+    numpy.save({str(tmp_path)!r} + "/" + name, answer)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-    with torch.no_grad():
-        np.testing.assert_allclose(np.load(tmp_path / "p.npy"), model(x).numpy(), atol=1e-5)
+    names = ("probabilities", "score", "p_value")
+    assert_agrees(model, {name: np.load(tmp_path / f"{name}.npy") for name in names}, x)
 
 
 def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
@@ -127,13 +190,12 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
 
 def test_compiled_in_place() -> None:
     """One graph for the first size of a batch, one for all others, made anew when needed."""
-    model = adaptive()
+    model = calibrated()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     network, x = model.posterior.network.train(), torch.cat([blobs()[0], 1e9 * blobs()[0][:5]])
     expected = model(x)
     model.compile(backend="aot_eager", fullgraph=True)
-    assert model.calibration is not None
     for rows in (len(x), 7, 1, len(x), 12):
         torch.testing.assert_close(model(x[:rows]), expected[:rows], rtol=1e-5, atol=1e-6)
     assert network.training
@@ -146,7 +208,8 @@ def test_compiled_in_place() -> None:
         lambda: network.load_state_dict({**network.state_dict(), "4.bias": before}, assign=True),
         lambda: network.__setitem__(1, nn.Tanh()),
         lambda: network.__setitem__(1, nn.ReLU()),
-        lambda: setattr(model, "calibration", 0.5),
+        lambda: setattr(model, "temperature", 0.5),
+        lambda: model.calibrate([blobs()], progress=False),
     ):
         change()
         torch.testing.assert_close(model(x), model.forward(x), rtol=1e-5, atol=1e-6)

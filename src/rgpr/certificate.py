@@ -79,6 +79,8 @@ __all__ = [
 _FURTHEST = 1e30
 # Roundings of the bounds themselves.
 _SLACK = 1 + 1e-6
+# Classes that are compared with all others at a time.
+_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -476,7 +478,10 @@ def _head(model: RGPR) -> tuple[nn.Linear, int]:
     features, changes = given[head]
     product = nn.functional.linear(features, head.weight, head.bias)
     if not torch.allclose(product, outputs_of(returned[0], x), rtol=1e-3, atol=1e-6):
-        raise NotBoundedError(f"the linear layer '{name}' has hooks, which change its outputs")
+        raise NotBoundedError(
+            f"the outputs are not what the linear layer '{name}' makes of its input by its "
+            "weights; remove its hooks"
+        )
     for index, (h, seen) in measured.items():
         of = model._fitted().at(index).of
         rows = reduce(h, "pooled" if of == "normalised" else of)
@@ -532,8 +537,10 @@ def _widest(W: Tensor, coordinates: Any) -> Tensor:
     with torch.enable_grad():
         q: Tensor = coordinates.spread_of(W.requires_grad_()).square()
         [slopes] = torch.autograd.grad(q.sum(), W)
-    pairs: Tensor = q.detach()[:, None] + q.detach() - W.detach() @ slopes.T
-    return pairs.amax().clamp_min(0).sqrt()
+    q, W = q.detach(), W.detach()
+    blocks = zip(torch.split(q, _ROWS), torch.split(W, _ROWS), strict=True)
+    largest = [(ours[:, None] + q - rows @ slopes.T).amax() for ours, rows in blocks]
+    return torch.stack(largest).amax().clamp_min(0).sqrt()
 
 
 def growth(model: RGPR, *, quick: bool = False) -> tuple[float, float, int, bool]:

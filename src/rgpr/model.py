@@ -539,10 +539,11 @@ class RGPR(StableBuffers):
             limit = at_limit(u, strangeness, finite_outputs(gaussian), x.dtype)
             return torch.where(limit, torch.inf, score(strangeness, gaussian.mean, self.likelihood))
 
-    def _everything(self, x: Tensor) -> tuple[Tensor, ...]:
+    def _everything(self, x: Tensor, diagonal_output: bool = False) -> tuple[Tensor, ...]:
         """What a plain call returns, the score, and the p-value if there is one, from one pass."""
         gaussian, u = self._read(x, self.posterior)
-        answer, strange = self._answer(x, gaussian, u), self._score(x, gaussian, u)
+        answer = self._answer(x, gaussian, u, diagonal_output=diagonal_output)
+        strange = self._score(x, gaussian, u)
         answers = (answer,) if isinstance(answer, Tensor) else answer
         if self._references is None:
             return (*answers, strange)

@@ -605,7 +605,7 @@ def _probit(
     v = tl.where(limit, 0, v)
     # rgpr.predictive.probit and twice_probit
     heat = tl.load(temperature)
-    factor = 0.39269908169872414  # pi / 8
+    factor = tl.full([], 0.39269908169872414, tl.float64)  # pi / 8; a literal would be a float32
     if ONSET:
         logits = m / tl.sqrt(1 + factor * s) / tl.sqrt(1 + v) / heat
     else:

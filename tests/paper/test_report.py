@@ -10,7 +10,7 @@ import rgpr.paper
 from rgpr.cli import main
 from rgpr.paper import EXPERIMENTS
 from rgpr.paper.experiment import Context, Unit, run_units
-from rgpr.paper.report import _block_markdown, _table_html, write_report
+from rgpr.paper.report import block_markdown, _table_html, write_report
 from rgpr.paper.section import Check, Section, Table, Text, beside, printed, provenance, spread
 
 
@@ -88,12 +88,12 @@ def test_cells() -> None:
 
 def test_blocks() -> None:
     table = Table(["a|b", "<c>"], [["1 (paper: 2)", "`x` & y"]], "Title")
-    assert _block_markdown(table, "")[1].splitlines()[0] == "| a/b | <c> |"
+    assert block_markdown(table, "")[1].splitlines()[0] == "| a/b | <c> |"
     page = _table_html(table)
     assert '1 <span class="paper">(paper: 2)</span>' in page
     assert "<code>x</code> &amp; y" in page
     assert "&lt;c&gt;" in page
-    assert _block_markdown(Text("rgpr", code=True), "") == ["    rgpr"]
+    assert block_markdown(Text("rgpr", code=True), "") == ["    rgpr"]
 
 
 def test_a_failing_check_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

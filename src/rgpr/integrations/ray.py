@@ -70,9 +70,11 @@ class Predictor:
         values = torch.from_numpy(
             np.ascontiguousarray(batch[self.column] if inputs is None else inputs)
         )
-        dtype = network_dtype_device(self.model.posterior.network)[0]
-        x = (values.to(self.device, torch.float32) * self.scale).to(dtype)
-        *answers, last = self.model._everything(x)
+        dtype = network_dtype_device(self.model.posterior.network)[0] or torch.float32
+        # Scaled in at least float32, also for networks in half precision.
+        wide = torch.promote_types(dtype, torch.float32)
+        x = (values.to(self.device, wide) * self.scale).to(dtype)
+        *answers, last = self.model._everything(x, diagonal_output=True)
         calibrated = self.model._references is not None
         found = {"p_value": last, "score": answers.pop()} if calibrated else {"score": last}
         if self.model.likelihood == "classification":
@@ -84,8 +86,8 @@ class Predictor:
                 "probabilities": probabilities.float(),
             }
         else:
-            mean, covariance = answers
-            found |= {"mean": mean.float(), "variance": covariance.diagonal(dim1=1, dim2=2)}
+            mean, variance = answers
+            found |= {"mean": mean.float(), "variance": variance}
         return {**result, **{name: value.cpu().numpy() for name, value in found.items()}}
 
 
