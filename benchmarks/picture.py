@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rgpr.coordinates import RESIDUALS
 from rgpr.storage import replacing
 
 
@@ -69,5 +70,6 @@ def _ratios(results: dict[str, Any]) -> list[tuple[str, float]]:
         if "LLL + RGPR" in contestants
     ]
     for case, contestants in results.get("fitting", {}).items():
-        bars += [(f"fit {name}: {case}", contestants[name]["ratio"]) for name in ("onset", "paper")]
+        residuals = [name for name in contestants if name in RESIDUALS]
+        bars += [(f"fit {name}: {case}", contestants[name]["ratio"]) for name in residuals]
     return bars
