@@ -49,9 +49,7 @@ def within_binomial(hits: int, trials: int, p: float) -> bool:
 def test_false_alarms_are_as_many_as_promised(n: int, alpha: float) -> None:
     """The exact probability of ``p <= alpha`` is ``floor(alpha (n + 1)) / (n + 1)``."""
     table = noise(n, REPETITIONS, n + 1)
-    flagged = sum(
-        int(p_values(row[:1], row[1:].sort().values) <= alpha + 1e-12) for row in table
-    )
+    flagged = sum(int(p_values(row[:1], row[1:].sort().values) <= alpha + 1e-12) for row in table)
     exact = math.floor(alpha * (n + 1) + 1e-9) / (n + 1)
     assert exact <= alpha
     assert within_binomial(flagged, REPETITIONS, exact)

@@ -10,7 +10,7 @@ import rgpr.paper
 from rgpr.cli import main
 from rgpr.paper import EXPERIMENTS
 from rgpr.paper.experiment import Context, Unit, run_units
-from rgpr.paper.report import block_markdown, _table_html, write_report
+from rgpr.paper.report import _table_html, block_markdown, write_report
 from rgpr.paper.section import Check, Section, Table, Text, beside, printed, provenance, spread
 
 
