@@ -518,9 +518,9 @@ class RGPR(StableBuffers):
         noise = v.sqrt()[:, None] * noise
         # The noise alone at the limit: infinity minus infinity would be NaN.
         samples = torch.where(limit[:, None], 0.0, samples) + noise
-        return (
-            samples / self.temperature if self.likelihood == "classification" else samples
-        ), limit
+        if self.likelihood == "classification":
+            samples = samples / self.temperature
+        return samples, limit
 
     # -- how strange, and what follows -----------------------------------------------------------
 
@@ -549,6 +549,7 @@ class RGPR(StableBuffers):
             return (*answers, strange)
         return (*answers, strange, conformal.p_values(strange, self._references))
 
+    @torch.no_grad()
     def p_value(self, x: Tensor) -> Tensor:
         """The share of data like the validation data that is at least as strange, ``(B,)``.
 
@@ -559,8 +560,9 @@ class RGPR(StableBuffers):
         Raises:
             RuntimeError: The model was not calibrated.
         """
-        return conformal.p_values(self.score(x).detach(), self._reference_scores())
+        return conformal.p_values(self.score(x), self._reference_scores())
 
+    @torch.no_grad()
     def flag(self, x: Tensor, alpha: float = 0.05, *, fdr: float | None = None) -> Tensor:
         """Which inputs are too strange to be like the validation data, ``(B,)``.
 
@@ -591,6 +593,7 @@ class RGPR(StableBuffers):
         flagged = p <= level if fdr is None else conformal.false_discoveries(p, fdr)
         return flagged | p.isnan()
 
+    @torch.no_grad()
     def predict_set(self, x: Tensor, coverage: float = 0.9) -> Tensor:
         """Sets of classes that hold the right one with this probability, ``(B, C)`` booleans.
 
@@ -611,6 +614,7 @@ class RGPR(StableBuffers):
         # The most probable one, and everything where there is no answer to rank by.
         return inside | (log_p == log_p.amax(1, keepdim=True)) | log_p.isnan()
 
+    @torch.no_grad()
     def interval(self, x: Tensor, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
         """Bounds that hold the target with this probability, each ``(B, C)`` in float64.
 
@@ -631,14 +635,14 @@ class RGPR(StableBuffers):
         low, high = (torch.where(limit, 0.0, mean) + side * width for side in (-1, 1))
         return low, high
 
+    @torch.no_grad()
     def explain(self, x: Tensor) -> Explanation:
         """Which representation made each input how strange; ``print`` it."""
-        with torch.no_grad():
-            gaussian, u = self._read(x, self.posterior)
-            answer = self._answer(x, gaussian, u)
-            confidence = answer.amax(1).double() if isinstance(answer, Tensor) else None
-            strange = self._score(x, gaussian, u)
-            return explain(self.layers, self._fitted(), known(u, x.dtype), strange, confidence)
+        gaussian, u = self._read(x, self.posterior)
+        answer = self._answer(x, gaussian, u)
+        confidence = answer.amax(1).double() if isinstance(answer, Tensor) else None
+        strange = self._score(x, gaussian, u)
+        return explain(self.layers, self._fitted(), known(u, x.dtype), strange, confidence)
 
     def certify(self, eps: float = 0.05) -> Certificate:
         """A distance beyond which every input has a confidence of at most ``1 / C + eps``.
