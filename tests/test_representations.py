@@ -279,10 +279,10 @@ def test_inputs_of_layers_by_name(tmp_path: Path) -> None:
     model.save(tmp_path / "model.safetensors")
     again = rgpr.load(tmp_path / "model.safetensors", Blocks())
     assert again.layers == model.layers
-    assert torch.equal(again.variance(3 * x), model.variance(3 * x))
+    assert torch.equal(again.variance(30 * x), model.variance(30 * x))
     assert bool((model.variance(30 * x) > 0).all())
     other = RGPR(network, layers=again.layers).fit([x])
-    assert torch.equal(other.variance(3 * x), model.variance(3 * x))
+    assert torch.equal(other.variance(30 * x), model.variance(30 * x))
 
 
 def test_an_automatic_choice_of_the_heads_input_is_saved(tmp_path: Path) -> None:
@@ -293,7 +293,8 @@ def test_an_automatic_choice_of_the_heads_input_is_saved(tmp_path: Path) -> None
         model.save(tmp_path / f"{number}.safetensors")
         again = rgpr.load(tmp_path / f"{number}.safetensors", build())
         assert again.layers == model.layers
-        assert torch.equal(again(3 * x), model(3 * x))
+        assert bool((model.variance(9 * x) > 0).any())
+        assert torch.equal(again(9 * x), model(9 * x))
 
 
 def test_inputs_that_are_no_representation_are_refused() -> None:

@@ -27,11 +27,11 @@ radii:
   .. math:: D^2 \le \max_{t \ge 0} \frac{(G_0 + G_1 t)^2}{A + B t^3}, \qquad
             A = 1 + g_0 u_0 - \kappa, \quad B = \tfrac13 g_L,
 
-  wherever :math:`A \ge 1`. The maximum falls as :math:`u_0` grows. It lies where
-  :math:`\frac32 B t^2 (G_0 + G_1 t) = G_1 (A + B t^3)`. By inserting one into the other,
-  :math:`\frac32 B D^2 t^2 = G_1 (G_0 + G_1 t)`, which is a quadratic equation for ``t``, and
-  :math:`A = (G_0 + G_1 t)(G_0 + \frac13 G_1 t) / D^2`. So a wanted ``D`` gives ``t``, then ``A``,
-  then the :math:`u_0` from which on it is kept.
+  wherever :math:`A > 0`, since :math:`1 + (y)_+ \ge 1 + y`. The maximum falls as :math:`u_0` grows.
+  It lies where :math:`\frac32 B t^2 (G_0 + G_1 t) = G_1 (A + B t^3)`. By inserting one into the
+  other, :math:`\frac32 B D^2 t^2 = G_1 (G_0 + G_1 t)`, which is a quadratic equation for ``t``,
+  and :math:`A = (G_0 + G_1 t)(G_0 + \frac13 G_1 t) / D^2`. So a wanted ``D`` gives ``t``, then
+  ``A``, then the :math:`u_0` from which on it is kept.
 
 Where the base has variances of its own, unlike for each class, a common part of two logits no
 longer cancels: then :math:`|m_i| + |m_j|` is bounded instead of :math:`|m_i - m_j|`.
@@ -105,7 +105,9 @@ class InputKernel:
         return self.weight * beyond * beyond * beyond / (3 * self.entries) - self.start
 
     def distance(self, value: float) -> float:
-        """The distance at which :meth:`at` has this value, at least zero."""
+        """The smallest distance from which on :meth:`at` is at least this value."""
+        if value + self.start <= 0:
+            return 0.0
         beyond = math.cbrt(3 * self.entries * (value + self.start) / self.weight)
         return (beyond + self.offset) / self.shrink
 
@@ -197,8 +199,7 @@ class HeadBound(_Bound):
         a = self.weight / 2 * gap * gap
         t = (G1 * G1 + math.sqrt(G1 * G1 * G1 * G1 + 4 * a * G0 * G1)) / (2 * a)
         A = (G0 + G1 * t) / gap * (G0 + G1 * t / 3) / gap
-        # The formula holds for A >= 1 alone: before that, the variance may not have set in.
-        found = self.kernel.distance(max(1.0, A) - 1) * _SLACK
+        found = self.kernel.distance(A - 1) * _SLACK
         return found if found <= _FURTHEST else math.inf
 
 
