@@ -38,7 +38,7 @@ def test_every_method_has_a_row(out: Path) -> None:
     lines = (out / "detection" / "detection.md").read_text().splitlines()
     for name in detection.METHODS:
         rows = [line for line in lines if line.startswith(f"| {name} |")]
-        alone = name in methods.DETECTORS
+        alone = name in (*methods.DETECTORS, "LLL-RGPR-score")
         # All metrics; FPR95, MMC, AUROC, AUPRC by set; calibration.
         assert [row.count("|") for row in rows if row.count("|") > 3] == (
             [7, 5, 5, 5] if alone else [7, 5, 6, 5, 5]
@@ -55,13 +55,14 @@ def test_the_numbers_make_sense(out: Path) -> None:
     result = read_units(out / "detection")[0].result
     found = result["methods"]
     assert found["MAP"]["accuracy"] > 0.9
-    for name in ("TS", "LLL", "LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-adaptive"):
+    for name in ("TS", "LLL", "LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-onset"):
         assert found[name]["accuracy"] == pytest.approx(found["MAP"]["accuracy"], abs=0.005)
-    adaptive = found["LLL-RGPR-adaptive"]
-    assert adaptive["fpr95"]["UniformNoise"] < 0.05
-    assert adaptive["mmc"]["UniformNoise"] < 0.2 < 0.9 < adaptive["mmc"]["test"]
-    assert adaptive["auprc"]["UniformNoise"] > 0.99
-    tuned = {"LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-adaptive", "LLL-RGPR-adaptive-temperature"}
+    default = found["LLL-RGPR-onset"]
+    assert default["fpr95"]["UniformNoise"] < 0.05
+    assert default["mmc"]["UniformNoise"] < 0.3 < 0.9 < default["mmc"]["test"]
+    assert found["LLL-RGPR-score"]["auroc"]["UniformNoise"] > 0.99
+    assert found["LLL-RGPR-score"]["auroc"]["mean"] > found["LLL"]["auroc"]["mean"]
+    tuned = {"LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-onset"}
     assert set(result["tuning"]) == tuned
     assert result["tuning"]["LLL-RGPR-OOD"]["ood_weight"] == 0.5
 

@@ -16,7 +16,7 @@ def test_the_figure_and_the_table(tmp_path: Path) -> None:
     assert (folder / "tuning.png").read_bytes().startswith(b"\x89PNG")
     table, maps = read_units(folder)
     rows = table.result["rows"]
-    assert len(rows) == 9
+    assert len(rows) == 10
     # Confidence at ten times the data: less after tuning for outliers than after the likelihood.
     assert rows["L_OOD"]["confidence"]["10 x"] < rows["L_LL"]["confidence"]["10 x"]
     assert rows["base alone"]["seconds"] is None
