@@ -32,7 +32,11 @@ def test_every_method_has_a_row(out: Path) -> None:
         for metric in ("fpr95", "auroc", "auprc"):
             assert set(found[metric]) == {*kinds, "mean"}
             assert all(0 <= value <= 1 for value in found[metric].values())
-        assert ("ece" not in found) == ("mmc" not in found) == (name in methods.DETECTORS)
+        assert (
+            ("ece" not in found)
+            == ("mmc" not in found)
+            == (name in (*methods.DETECTORS, "LLL-RGPR-score"))
+        )
         if "mmc" in found:
             assert set(found["mmc"]) == {*kinds, "test"}
     lines = (out / "detection" / "detection.md").read_text().splitlines()
