@@ -144,7 +144,7 @@ def test_incomplete_content(tmp_path: Path) -> None:
         name = missing.rpartition(".")[2]
         with pytest.raises(ValueError, match=f"is incomplete: it has no '{name}'"):
             rgpr.load(path, mlp())
-    for missing in ("nan", "fit_count", "residual", "coordinates"):
+    for missing in ("nan", "residual", "coordinates"):
         write(path, tensors, {k: v for k, v in about.items() if k != missing})
         with pytest.raises(ValueError, match=f"is incomplete: it has no '{missing}'"):
             rgpr.load(path, mlp())
@@ -240,7 +240,7 @@ def in_first_format(
     recipe: dict[str, Any] = {name: about["residual"][name] for name in ("input", "hidden")}
     recipe |= {"tied": 0.0, "input_share": 1.0, "calibrated": False, "ood_weight": 0.5}
     recipe["max_ece_increase"] = None
-    about = {k: v for k, v in about.items() if k != "fit_count"} | {"residual": recipe}
+    about = about | {"residual": recipe}
     save_file(first, path, metadata={"rgpr_format": "1", "rgpr": json.dumps(about)})
 
 
@@ -480,3 +480,15 @@ def test_sets_of_a_loaded_laplace(tmp_path: Path) -> None:
         assert torch.equal(loaded.predict_set(3 * x), model.predict_set(3 * x))
         assert torch.equal(loaded.p_value(3 * x), model.p_value(3 * x))
     assert F.one_hot(model(x).argmax(1), 3).bool()[loaded.predict_set(x).sum(1) == 1].any()
+
+
+def test_what_fit_saw_survives(tmp_path: Path) -> None:
+    """Calibrating on training data is noticed by a model that was loaded, too."""
+    x, y = torch.randn(2000, 4), torch.arange(2000) % 3
+    model = rgpr.RGPR(mlp()).fit([(x, y)])
+    model.save(tmp_path / "m")
+    fresh = rgpr.RGPR(mlp()).fit([(torch.randn(64, 4), y[:64])])
+    fresh.load_state_dict(model.state_dict())
+    for other in (rgpr.load(tmp_path / "m", mlp()), fresh):
+        with pytest.warns(UserWarning, match="are training inputs that fit saw"):
+            other.calibrate([x[:100]], progress=False)

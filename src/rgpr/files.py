@@ -48,7 +48,6 @@ def save(model: RGPR, path: str | os.PathLike[str]) -> None:
         "coordinates": [coordinates.config() for coordinates in every],
         "residual": dataclasses.asdict(model.recipe),
         "input_shape": list(model._input_shape or ()),
-        "fit_count": model._fit_count,
         "nan": model.nan,
     }
     write(path, tensors, about)
@@ -95,7 +94,7 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
         for name, buffer in list(residual.named_buffers(recurse=False)):
             if buffer is not None:
                 setattr(residual, name, scales[name].to(buffer))
-        model.residual, model._fit_count = residual, about["fit_count"]
+        model.residual = residual
         model.temperature = tensors["temperature"]
         # A file may name these tensors alone, and none of the model's other attributes.
         learned = _part(tensors, "learned.")
@@ -144,4 +143,4 @@ def _from_first_format(
         "residual.typical": torch.ones_like(sigma2),
         "residual.unit": torch.full_like(sigma2[0], CLASS_UNIT),
     }
-    return tensors | scales, about | {"residual": recipe | {"combine": "sum"}, "fit_count": 0}
+    return tensors | scales, about | {"residual": recipe | {"combine": "sum"}}

@@ -39,6 +39,7 @@ _LEARNED = (
     "_given_onset",
     "_given_temperature",
     "_fit_keys",
+    "_fit_count",
     "_references",
     "_label_scores",
 )
@@ -87,6 +88,7 @@ class RGPR(StableBuffers):
     _given_onset: Tensor | None
     _given_temperature: Tensor | None
     _fit_keys: Tensor | None
+    _fit_count: Tensor | None
     _references: Tensor | None
     _label_scores: Tensor | None
 
@@ -122,7 +124,6 @@ class RGPR(StableBuffers):
         check_layers(self.posterior.network, layers)
         self._layers: list[str] = []
         self._input_shape: torch.Size | None = None
-        self._fit_count = 0
         self.residual = None
         device = network_dtype_device(self.posterior.network)[1]
         one = torch.ones((), dtype=torch.float64, device=device)
@@ -164,10 +165,11 @@ class RGPR(StableBuffers):
             self.posterior, self._choice, self.recipe, self.likelihood, train_loader, r, progress
         )
         self._layers, self._input_shape = fitted.layers, fitted.shape
-        self.residual, self._fit_count = fitted.residual, fitted.count
+        self.residual = fitted.residual
         for name in _LEARNED:
             setattr(self, name, None)
         self._fit_keys = fitted.keys
+        self._fit_count = torch.tensor(fitted.count, device=self._device)
         self._temperature = torch.ones_like(self._temperature)
         self._keep_given()
         return self

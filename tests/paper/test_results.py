@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-from rgpr.paper import EXPERIMENTS, small_data, two_answers
+from rgpr.paper import EXPERIMENTS, small_data, tuning, two_answers
 from rgpr.paper.report import block_markdown, write_report
 from rgpr.paper.section import Table
 
@@ -52,7 +52,9 @@ def tables_of_the_docs() -> dict[tuple[str, str], list[Table]]:
     """Tables that stand between marks in README and docs, by page and mark."""
     answers = two_answers.render(RESULTS / "two-answers").blocks
     small = small_data.render(RESULTS / "small-data").blocks
+    objectives = tuning.render(RESULTS / "tuning").blocks
     return {
+        ("docs/tuning.md", "tuning"): [b for b in objectives if isinstance(b, Table)][1:],
         ("README.md", "two answers"): [two_answers.summary(RESULTS / "two-answers")],
         ("docs/residuals.md", "two answers"): [b for b in answers if isinstance(b, Table)],
         ("docs/residuals.md", "small data"): [b for b in small if isinstance(b, Table)],

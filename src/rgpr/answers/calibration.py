@@ -323,10 +323,10 @@ class _NumberLosses(_Losses):
 def _notes(model: RGPR, outputs: Outputs) -> list[str]:
     """What a person should know about the data they calibrate with."""
     notes = []
-    keys = model._fit_keys
-    if keys is not None and model._fit_count:
+    keys, count = model._fit_keys, model._fit_count
+    if keys is not None and count is not None:
         # If these examples were drawn from the training data, so many of them would be known.
-        expected = len(keys) * min(1.0, outputs.seen / model._fit_count)
+        expected = len(keys) * min(1.0, outputs.seen / int(count))
         if outputs.watched >= max(2.0, 0.5 * expected):
             notes.append(
                 f"{outputs.watched} of these inputs are training inputs that fit saw; their scores "
