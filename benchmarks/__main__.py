@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rgpr.storage import replacing
+from rgpr._atomic import replacing
 
 from .picture import draw
 from .table import markdown

@@ -25,8 +25,8 @@ from rgpr.posteriors import (
     Temperature,
     as_posterior,
 )
-from rgpr.predictive import probit
-from rgpr.training import lenet
+from rgpr.posteriors.links import probit
+from rgpr_paper.training import lenet
 
 from .timing import race
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from rgpr.exact import ResidualProcess
 from rgpr.kernels import dscs, dscs_gram
+from rgpr.residual.exact import ResidualProcess
 
 from .timing import race
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from rgpr.posteriors import fit_laplace
-from rgpr.training import lenet, resnet18
+from rgpr_paper.training import lenet, resnet18
 
 
 def mlp() -> nn.Module:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rgpr.coordinates import RESIDUALS
-from rgpr.storage import replacing
+from rgpr._atomic import replacing
+from rgpr.residual.recipes import RESIDUALS
 
 
 def draw(results: dict[str, Any], path: Path) -> bool:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from rgpr import RGPR, as_posterior
-from rgpr.predictive import probit
-from rgpr.representations import capture
+from rgpr._network.capture import capture
+from rgpr.posteriors.links import probit
 
 from .networks import NETWORKS, head, laplace, made
 from .timing import race

@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import save_file
 
 import rgpr
-from rgpr.storage import replacing
-from rgpr.training import Recipe, lenet, resnet18, train
+from rgpr._atomic import replacing
+from rgpr_paper.training import Recipe, lenet, resnet18, train
 
 
 def read(path: Path) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from rgpr import RGPR, noise
-from rgpr.training import lenet
+from rgpr_paper.training import lenet
 
 EXAMPLES, BATCH, EPOCHS = 2000, 128, 50
 WEIGHT = 0.5

@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rgpr import triton_kernels as kernels
+from rgpr._backend import triton_kernels as kernels
 
 
 def build(kernel: Any, *types: str, more_than_one: str = "", **constants: Any) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import rgpr
 from networks import LeNet, mlp
-from rgpr.certificate import _lipschitz_bound
+from rgpr.guarantee.certificate import _lipschitz_bound
 
 both_residuals = pytest.mark.parametrize("residual", ["onset", "paper"])
 

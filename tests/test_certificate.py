@@ -19,11 +19,12 @@ from torch.nn import functional as F
 
 import rgpr
 from networks import LeNet, Task, convolutional, laplace_over_blobs, mlp
-from rgpr.certificate import HeadBound, InputKernel, LipschitzBound, at_distance, growth
-from rgpr.gaussian import DiagonalGaussian, Gaussian
-from rgpr.lipschitz import NotBoundedError, _convolution, lipschitz
+from rgpr.guarantee.bounds import HeadBound, InputKernel, LipschitzBound
+from rgpr.guarantee.certificate import at_distance, growth
+from rgpr.guarantee.lipschitz import NotBoundedError, _convolution, lipschitz
 from rgpr.posteriors import Posterior, SWAGCollector, Temperature
-from rgpr.training import lenet, resnet18
+from rgpr.posteriors.gaussian import DiagonalGaussian, Gaussian
+from rgpr_paper.training import lenet, resnet18
 
 
 def stretch(network: nn.Module, x: Tensor) -> float:
@@ -227,13 +228,13 @@ def test_the_bound_is_reached_where_it_is_tight(
     network = nn.Linear(1, 2, bias=False).double()
     network.weight.data = torch.tensor([[1.0], [-1.0]]).double()
     model = rgpr.RGPR(network, layers="input", residual="paper").fit([torch.randn(200, 1).double()])
-    true = rgpr.certificate.lipschitz
+    true = rgpr.guarantee.certificate.lipschitz
 
     def scaled(*args, **kwargs):  # type: ignore[no-untyped-def]
         slope, start, affine = true(*args, **kwargs)
         return factor * slope, start, affine
 
-    monkeypatch.setattr("rgpr.certificate.lipschitz", scaled)
+    monkeypatch.setattr("rgpr.guarantee.certificate.lipschitz", scaled)
     certificate = model.certify(0.05)
     assert certificate.by == "lipschitz"
     with torch.no_grad():
@@ -686,7 +687,7 @@ def test_what_is_left_out_is_larger(seed: int, depth: int, outputs: int) -> None
     classes = max(2, outputs)
     gap = math.log((classes - 1) * (1 / classes + 0.1) / (1 - 1 / classes - 0.1))
     with torch.no_grad():
-        whole = rgpr.certificate._lipschitz_bound(model)[0].radius(gap)
+        whole = rgpr.guarantee.certificate._lipschitz_bound(model)[0].radius(gap)
     if "lipschitz" in certificate.radii:
         assert certificate.radii["lipschitz"] == pytest.approx(whole, rel=1e-6)
         assert certificate.radius == pytest.approx(min(certificate.radii.values()), rel=1e-6)
@@ -758,7 +759,7 @@ def test_the_radius_stays_moderate_with_depth(
             assert "it is at least" in certificate.obstacles["lipschitz"]
         head[hidden] = certificate.radius
         with torch.no_grad():
-            bound = rgpr.certificate._lipschitz_bound(model)[0]
+            bound = rgpr.guarantee.certificate._lipschitz_bound(model)[0]
         lipschitz[hidden] = bound.radius(math.log(9 * 0.15 / 0.85))
         attack(model, (64,), certificate.radius, 0.15, 10)
     assert head[8] < 20 * head[1]
@@ -867,7 +868,7 @@ def test_the_head_must_be_given_what_was_measured(between: str) -> None:
         assert "head" in model.certify(0.1).bounds
     else:
         with pytest.raises(NotBoundedError, match="'last:input' among them"):
-            rgpr.certificate._head_bound(model)
+            rgpr.guarantee.certificate._head_bound(model)
     named = rgpr.RGPR(network, layers=["last:input"]).fit([torch.randn(60, 4)])
     assert "head" in named.certify(0.1).bounds
 
@@ -909,12 +910,12 @@ def test_the_widest_pair_of_many(
     recipe: str, classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All pairs at once against one pair after another."""
-    monkeypatch.setattr("rgpr.certificate._ROWS", 16)
+    monkeypatch.setattr("rgpr.guarantee.certificate._ROWS", 16)
     model = rgpr.RGPR(mlp(4, classes), residual=RECIPES[recipe]).fit([torch.randn(60, 4)])
     coordinates, W = model._fitted().at(2), 100 + torch.randn(classes, 16).double()
     one_by_one = max(float(coordinates.spread_of(W - row).max()) for row in W)
     with torch.no_grad():
-        found = float(rgpr.certificate._widest(W, coordinates))
+        found = float(rgpr.guarantee.certificate._widest(W, coordinates))
     assert found == pytest.approx(one_by_one, rel=1e-9)
 
 

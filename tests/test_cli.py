@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import rgpr
-from rgpr.bases import CLASSIFIERS
 from rgpr.cli import _show, main
+from rgpr_paper.bases import CLASSIFIERS
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_without_the_extras_it_says_what_to_install(
             raise ModuleNotFoundError(f"No module named '{name}'")
         return real(name, *args, **kwargs)
 
-    monkeypatch.delitem(sys.modules, "rgpr.demo", raising=False)
+    monkeypatch.delitem(sys.modules, "rgpr._demo", raising=False)
     monkeypatch.setattr(builtins, "__import__", missing)
     assert main(["demo"]) == 1
     assert "install 'rgpr[all]'" in capsys.readouterr().err
@@ -112,6 +112,6 @@ def test_interrupted_it_says_how_to_go_on(
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rgpr.paper.run_experiment", stopped)
+    monkeypatch.setattr("rgpr_paper.run_experiment", stopped)
     assert main(["paper", "run", "moons"]) == 130
     assert "run the same again" in capsys.readouterr().err

@@ -12,10 +12,13 @@ from torch import Tensor, nn
 import rgpr
 from networks import blobs, convolutional, far_from_zero, mlp
 from references import nearest_distance
-from rgpr.coordinates import RESIDUALS, Collector, Coordinates, Prototypes, Strategy, reduce
-from rgpr.exact import ResidualProcess
+from rgpr._network.moments import ClassMoments
 from rgpr.kernels import dscs, dscs_gram
-from rgpr.standardize import ClassMoments
+from rgpr.residual.collecting import Collector
+from rgpr.residual.coordinates import Coordinates, reduce
+from rgpr.residual.exact import ResidualProcess
+from rgpr.residual.prototypes import Prototypes
+from rgpr.residual.recipes import RESIDUALS, Strategy
 
 EVERY = [
     Strategy(kind, of, offset)
@@ -254,7 +257,7 @@ def test_thousands_of_classes_take_no_cube() -> None:
 
 
 def test_wide_layers_keep_variances_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rgpr.coordinates._WIDEST", 3)
+    monkeypatch.setattr("rgpr.residual.collecting._WIDEST", 3)
     h, y = torch.randn(50, 4) * torch.tensor([1.0, 2.0, 5.0, 0.1]), torch.arange(50) % 2
     coordinates = collected(Strategy("prototypes", "raw", shrinkage=0.0), h, y)
     assert coordinates.axes.shape == (4,)
@@ -319,7 +322,7 @@ def test_activations_far_from_zero_keep_their_digits(seed: int, wide: bool) -> N
     h, y = far_from_zero(seed)
     with pytest.MonkeyPatch.context() as patch:
         if wide:
-            patch.setattr("rgpr.coordinates._WIDEST", 3)
+            patch.setattr("rgpr.residual.collecting._WIDEST", 3)
         coordinates = collected(Strategy("prototypes", "pooled"), h, y)
     assert coordinates.axes.dtype == torch.float32
     assert coordinates.axes.dim() == (1 if wide else 2)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import rgpr
 from networks import EVERY_NETWORK, Task, blobs, laplace_over_blobs, mlp
-from rgpr.residual import SHARE
+from rgpr.residual.variance import SHARE
 
 both_residuals = pytest.mark.parametrize("residual", ["onset", "paper"])
 

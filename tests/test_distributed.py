@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rgpr
 from networks import blobs, mlp
-from rgpr.distributed import merge_laplace
+from rgpr.integrations.laplace import merge_laplace
 
 SCRIPT = """
 import os, sys

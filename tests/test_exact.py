@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from references import jacobian
-from rgpr.exact import ResidualProcess
 from rgpr.kernels import dscs_gram
+from rgpr.residual.exact import ResidualProcess
 
 
 def problem() -> tuple[nn.Module, Tensor, Tensor, Tensor, Tensor]:

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rgpr
 from networks import LeNet, blobs, convolutional, laplace_over_blobs, mlp
-from rgpr import export
 from rgpr.posteriors import MCDropout, Temperature
+from rgpr.saving import export
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -22,12 +22,14 @@ from torch import Tensor, nn
 import rgpr
 from networks import blobs, far_from_zero, laplace_over_blobs, mlp
 from references import nearest_distance
-from rgpr import fused
-from rgpr.coordinates import Collector, Prototypes, Strategy
-from rgpr.export import program
-from rgpr.gaussian import Gaussian
-from rgpr.packed import Packed, Parts, in_blocks, originals_of
+from rgpr._backend import arithmetic as fused
+from rgpr._backend.packing import Packed, Parts, in_blocks, originals_of
+from rgpr.posteriors.gaussian import Gaussian
 from rgpr.posteriors.laplace import LastLayerLaplace
+from rgpr.residual.collecting import Collector
+from rgpr.residual.prototypes import Prototypes
+from rgpr.residual.recipes import Strategy
+from rgpr.saving.export import program
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 # Triton's interpreter cannot turn a float64 into a bfloat16; a GPU can.
@@ -39,7 +41,7 @@ def operations(request: pytest.FixtureRequest) -> ModuleType:
     if request.param == "torch":
         return fused
     pytest.importorskip("triton", reason="no Triton on this platform")
-    return importlib.import_module("rgpr.triton_kernels")
+    return importlib.import_module("rgpr._backend.triton_kernels")
 
 
 @pytest.fixture(autouse=True)

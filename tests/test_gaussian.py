@@ -8,7 +8,7 @@ from torch import Tensor
 
 from networks import mlp
 from rgpr import RGPR, Posterior
-from rgpr.gaussian import (
+from rgpr.posteriors.gaussian import (
     DenseGaussian,
     DiagonalGaussian,
     EmpiricalGaussian,

@@ -32,7 +32,7 @@ class Draws:
     """Tensors of normal numbers, the same for ever."""
 
     def __init__(self, seed: int) -> None:
-        self._numbers = np.random.RandomState(seed)  # noqa: NPY002
+        self._numbers = np.random.RandomState(seed)
 
     def __call__(self, *shape: int) -> Tensor:
         return torch.from_numpy(self._numbers.standard_normal(shape))

@@ -12,9 +12,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import rgpr
 from networks import EVERY_NETWORK, LeNet, Task, mlp
 from references import unit_variance
-from rgpr import RGPR, fitting
-from rgpr.gaussian import DiagonalGaussian, Gaussian
+from rgpr import RGPR
+from rgpr.extension import fitting
 from rgpr.metrics import accuracy, nll
+from rgpr.posteriors.gaussian import DiagonalGaussian, Gaussian
 
 both_residuals = pytest.mark.parametrize("residual", ["onset", "paper"])
 

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from networks import Task
 from rgpr import RGPR
-from rgpr.gaussian import DenseGaussian, DiagonalGaussian, Gaussian
-from rgpr.predictive import bridge, monte_carlo, probit, probit_logits, twice_probit
+from rgpr.posteriors.gaussian import DenseGaussian, DiagonalGaussian, Gaussian
+from rgpr.posteriors.links import bridge, monte_carlo, probit, probit_logits, twice_probit
 
 
 def random_gaussian(classes: int, seed: int = 0, spread: float = 1.0) -> DenseGaussian:

@@ -16,8 +16,10 @@ from torch.nn import functional as F
 import rgpr
 from networks import EVERY_NETWORK, Functional, LeNet, Reused, Shared, Wrapper, mlp
 from rgpr import RGPR
-from rgpr.hooks import evaluating, plain_module, watching
-from rgpr.representations import capture, check_layers, choose_layers, linear_head
+from rgpr._network.capture import capture
+from rgpr._network.layers import check_layers, choose_layers
+from rgpr._network.running import evaluating, plain_module, watching
+from rgpr._network.trace import linear_head
 
 EXPECTED_AUTO = {
     "mlp": ["1", "3"],

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rgpr.coordinates import Standardizer
 from rgpr.kernels import dscs_diag
-from rgpr.residual import CLASS_UNIT, SHARE, Residual
+from rgpr.residual.coordinates import Standardizer
+from rgpr.residual.variance import CLASS_UNIT, SHARE, Residual
 
 
 def residual(sigma2: list[float] | None = None) -> Residual:
@@ -42,7 +42,7 @@ def test_u_does_not_depend_on_how_many_rows_fit_the_cache(
 ) -> None:
     r, h = residual(), torch.randn(7, 8)
     whole = r.unit_variance(1, h)
-    monkeypatch.setattr("rgpr.fused._CACHED", 16)
+    monkeypatch.setattr("rgpr._backend.arithmetic._CACHED", 16)
     torch.testing.assert_close(r.unit_variance(1, h), whole)
 
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rgpr.coordinates import Standardizer
-from rgpr.standardize import Moments
+from rgpr._network.moments import Moments
+from rgpr.residual.coordinates import Standardizer
 
 
 def moments_of(batches: list[torch.Tensor]) -> Moments:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import rgpr
 from networks import LeNet, Reused, Task, laplace_over_blobs, mlp
-from rgpr.storage import FORMAT, read, write
+from rgpr.saving.container import FORMAT, read, write
 
 both_residuals = pytest.mark.parametrize("residual", ["onset", "paper"])
 
@@ -194,7 +194,7 @@ def test_writing_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         Path(str(args[1])).write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr("rgpr.storage.save_file", fail)
+    monkeypatch.setattr("rgpr.saving.container.save_file", fail)
     with pytest.raises(OSError, match="disk full"):
         model.save(path)
     assert path.read_bytes() == before

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from networks import Task, blobs, convolutional, mlp
 from rgpr import RGPR, Posterior
-from rgpr.gaussian import DiagonalGaussian, Gaussian, symmetric_normal
+from rgpr.posteriors.gaussian import DiagonalGaussian, Gaussian, symmetric_normal
 
 # The default residual is exactly zero at first, so it grows like a pure cube further out only.
 ALPHAS = {"paper": (1e4, 1e5, 1e6), "onset": (1e6, 1e7, 1e8)}

@@ -1,10 +1,10 @@
 """Honest confidence far from the training data, for PyTorch models that are already trained."""
 
-from .assumptions import check
-from .coordinates import ResidualRecipe, Strategy
-from .files import load
+from .guarantee.assumptions import check
 from .model import RGPR
 from .posteriors import Posterior, as_posterior, register_posterior
+from .residual.recipes import ResidualRecipe, Strategy
+from .saving.model_file import load
 
 __all__ = [
     "RGPR",

@@ -77,12 +77,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)
     try:
         if options.command == "demo":
-            from .demo import run
+            from ._demo import run
 
             run(options.out, seed=options.seed, quick=options.quick)
             return 0
         if options.command == "bases":
-            from .bases import table
+            from rgpr_paper.bases import table
 
             _show(table(quick=options.quick), options.into)
             return 0
@@ -99,14 +99,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _paper(options: argparse.Namespace) -> int:
-    from .paper import EXPERIMENTS
+    from rgpr_paper import EXPERIMENTS
 
     if options.paper_command == "list":
         for name, experiment in EXPERIMENTS.items():
             print(f"{name:19}{experiment.title} ({experiment.paper})")
         return 0
     if options.paper_command == "report":
-        from .paper.report import write_report
+        from rgpr_paper.report import write_report
 
         try:
             paths = write_report(options.out)
@@ -124,8 +124,8 @@ def _paper(options: argparse.Namespace) -> int:
 
 def _run_paper(options: argparse.Namespace, names: list[str]) -> int:
     """Run experiments; what data were missing comes last, so that it is seen."""
-    from .paper import run_experiment
-    from .paper.experiment import Context
+    from rgpr_paper import run_experiment
+    from rgpr_paper.experiment import Context
 
     gaps: list[str] = []
     try:
@@ -161,7 +161,7 @@ def _show(table: str, into: Path | None) -> None:
     _, end, after = rest.partition("<!-- end of table -->")
     if not mark or not end:
         raise SystemExit(f"{into} has no lines <!-- table --> and <!-- end of table --> to fill")
-    from .storage import replacing
+    from ._atomic import replacing
 
     with replacing(into) as temporary:
         temporary.write_text(f"{before}{mark}{table}\n{end}{after}")

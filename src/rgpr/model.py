@@ -9,24 +9,25 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ._backend.arithmetic import fused_probit
+from ._backend.buffers import StableBuffers
+from ._backend.precision import full_precision
+from ._network.checks import check_input, check_n_samples, one_of
+from ._network.layers import LayerChoice, check_layers
+from ._network.running import network_dtype_device
 from .answers import conformal
 from .answers.calibration import Calibration, calibrate
+from .answers.explanation import Explanation, explain
 from .answers.limits import at_limit, far, finite_outputs, known, set_limit
 from .answers.predictions import deviations, log_probabilities
 from .answers.score import score
-from .certificate import Certificate, certify
-from .coordinates import RESIDUALS, ResidualRecipe
-from .data import check_input, check_n_samples, network_dtype_device, one_of
-from .explanation import Explanation, explain
-from .fitting import fit
-from .fused import fused_probit
-from .gaussian import Gaussian, standard_normal, symmetric_normal
-from .hooks import full_precision
+from .extension.fitting import fit
+from .guarantee.certificate import Certificate, certify
 from .posteriors import Posterior, as_posterior
-from .predictive import bridge, monte_carlo, probit, twice_probit
-from .representations import LayerChoice, check_layers
-from .residual import SHARE, Residual
-from .standardize import StableBuffers
+from .posteriors.gaussian import Gaussian, standard_normal, symmetric_normal
+from .posteriors.links import bridge, monte_carlo, probit, twice_probit
+from .residual.recipes import RESIDUALS, ResidualRecipe
+from .residual.variance import SHARE, Residual
 from .tuning.result import TuningResult
 from .tuning.run import tune
 
@@ -150,7 +151,7 @@ class RGPR(StableBuffers):
             train_loader: Yields ``(x, y)``, ``x`` or dicts; batches are moved to the network's
                 device. Labels are looked at by prototypes alone, which take the network's own
                 predictions where there are no class indices.
-            r: Factor on the standard deviations, see :class:`rgpr.coordinates.Standardizer`.
+            r: Factor on the standard deviations, see :class:`rgpr.residual.coordinates.Standardizer`.
             progress: Show a progress bar where there is a terminal.
 
         Returns:
@@ -389,7 +390,7 @@ class RGPR(StableBuffers):
             RuntimeError: The model was not fitted.
             TypeError: The base predicts by random samples, or through another library's object.
         """
-        from .compiled import CompiledCall  # it knows this module
+        from ._backend.compiled import CompiledCall  # it knows this module
 
         self._compiled_call_impl = CompiledCall(self, options)
 
@@ -651,7 +652,7 @@ class RGPR(StableBuffers):
 
         The promise is about the probit, for every direction. It is the smaller of two radii: one
         rests on a rigorous upper bound of the network's Lipschitz constant, the other on the
-        residual of the head's own input and holds at every depth; see :mod:`rgpr.certificate`.
+        residual of the head's own input and holds at every depth; see :mod:`rgpr.guarantee.certificate`.
 
         Raises:
             TypeError: Neither can be had; the message names what is in the way of both.
@@ -715,7 +716,7 @@ class RGPR(StableBuffers):
             RuntimeError: The model was not fitted.
             TypeError: The posterior still needs the object it was made from.
         """
-        from .files import save  # it knows this module
+        from .saving.model_file import save  # it knows this module
 
         save(self, path)
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .data import inputs
+from ._network.loaders import inputs
 
 __all__ = ["NoiseLoader", "far_away", "like_data", "permuted", "smoothed", "uniform"]
 

@@ -14,8 +14,8 @@ from torch import Tensor
 import rgpr
 from networks import Task, blobs, laplace_over_blobs, mlp
 from rgpr.answers.calibration import _onset_and_slope
-from rgpr.export import onnx
 from rgpr.metrics import confidence, nll
+from rgpr.saving.export import onnx
 
 
 @pytest.fixture

@@ -12,15 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from networks import EVERY_NETWORK, InPlace, Task, Wrapper, blobs, convolutional, mlp
-from rgpr.baselines.detectors import (
-    DETECTORS,
-    KNN,
-    Detector,
-    Energy,
-    Mahalanobis,
-    MaxSoftmax,
-    ViM,
-)
+from rgpr.baselines.detectors import DETECTORS, KNN, Detector, Energy, Mahalanobis, MaxSoftmax, ViM
 
 
 def loader(x: Tensor, y: Tensor, batch_size: int = 32) -> DataLoader:

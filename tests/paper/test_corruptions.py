@@ -14,8 +14,8 @@ from scipy.ndimage import gaussian_filter
 from sklearn.datasets import load_sample_images
 from torch.nn import functional as F
 
-from rgpr.paper import corruptions
-from rgpr.paper.corruptions import CHUNK, KINDS, SEVERITIES, corrupt
+from rgpr_paper import corruptions
+from rgpr_paper.corruptions import CHUNK, KINDS, SEVERITIES, corrupt
 
 NOT_RANDOM = {
     "defocus_blur",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rgpr.paper.data import (
+from rgpr_paper.data import (
     IN_DISTRIBUTION,
     Loader,
     MissingDataError,

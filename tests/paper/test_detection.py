@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from rgpr.cli import main
-from rgpr.paper import detection, methods, networks
-from rgpr.paper.experiment import Context, read_units
+from rgpr_paper import detection, methods, networks
+from rgpr_paper.experiment import Context, read_units
 
 SMALL = ["paper", "run", "detection", "--small"]
 

@@ -10,14 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rgpr.paper.data import MissingDataError
-from rgpr.paper.experiment import (
-    Context,
-    _finite,
-    gaps,
-    read_units,
-    run_units,
-)
+from rgpr_paper.data import MissingDataError
+from rgpr_paper.experiment import Context, _finite, gaps, read_units, run_units
 
 
 def test_a_unit_is_run_once_and_read_back(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ import torch
 
 from rgpr.cli import main
 from rgpr.metrics import accuracy
-from rgpr.paper import corrupted_cifar10, far_away, far_away_noise, module_of, rotated_mnist, shift
-from rgpr.paper.comparison import by_set, over_seeds, remarks
-from rgpr.paper.data import ImageSet, read_split
-from rgpr.paper.experiment import Context, Unit, read_units
-from rgpr.paper.methods import contestants
-from rgpr.paper.section import Section
+from rgpr_paper import corrupted_cifar10, far_away, far_away_noise, module_of, rotated_mnist, shift
+from rgpr_paper.comparison import by_set, over_seeds, remarks
+from rgpr_paper.data import ImageSet, read_split
+from rgpr_paper.experiment import Context, Unit, read_units
+from rgpr_paper.methods import contestants
+from rgpr_paper.section import Section
 
 NAMES = (
     "far-away",

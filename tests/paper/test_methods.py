@@ -9,10 +9,10 @@ from laplace import Laplace
 
 from references import search_prior_precision
 from rgpr.metrics import accuracy, confidence
-from rgpr.paper.experiment import Context
-from rgpr.paper.methods import BASES, Contestants, contestants
-from rgpr.paper.networks import ensemble
 from rgpr.posteriors import as_posterior
+from rgpr_paper.experiment import Context
+from rgpr_paper.methods import BASES, Contestants, contestants
+from rgpr_paper.networks import ensemble
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rgpr.cli import main
-from rgpr.paper import small_data, two_answers
-from rgpr.paper.experiment import read_units
+from rgpr_paper import small_data, two_answers
+from rgpr_paper.experiment import read_units
 
 
 @pytest.fixture(scope="module")

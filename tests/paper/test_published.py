@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from rgpr.paper.published import published, published_names
+from rgpr_paper.published import published, published_names
 
 Cell = dict[str, Any]
 
@@ -300,7 +300,7 @@ def test_values_fit_their_units(name: str) -> None:
 
 def test_files_are_laid_out_one_cell_a_line() -> None:
     for name in published_names():
-        text = (files("rgpr.paper") / "published" / f"{name}.json").read_text(encoding="utf-8")
+        text = (files("rgpr_paper") / "published" / f"{name}.json").read_text(encoding="utf-8")
         lines = [line.strip().rstrip(",") for line in text.splitlines()]
         assert published(name)["cells"] == [json.loads(x) for x in lines if '"bold"' in x]
 

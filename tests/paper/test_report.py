@@ -8,10 +8,10 @@ import pytest
 
 import rgpr.paper
 from rgpr.cli import main
-from rgpr.paper import EXPERIMENTS
-from rgpr.paper.experiment import Context, Unit, run_units
-from rgpr.paper.report import _table_html, block_markdown, write_report
-from rgpr.paper.section import Check, Section, Table, Text, beside, printed, provenance, spread
+from rgpr_paper import EXPERIMENTS
+from rgpr_paper.experiment import Context, Unit, run_units
+from rgpr_paper.report import _table_html, block_markdown, write_report
+from rgpr_paper.section import Check, Section, Table, Text, beside, printed, provenance, spread
 
 
 class Tags(HTMLParser):
@@ -66,7 +66,7 @@ def test_all_runs_what_it_can(
 ) -> None:
     """Two experiments for all of them: one whose data are missing, and one that needs none."""
     chosen = {name: EXPERIMENTS[name] for name in ("uci", "construction")}
-    monkeypatch.setattr(rgpr.paper, "EXPERIMENTS", chosen)
+    monkeypatch.setattr(rgpr_paper, "EXPERIMENTS", chosen)
     assert main(["paper", "run", "all", "--out", str(tmp_path)]) == 0
     assert "uci, energy-trial0 and 9 more: UCI energy is missing" in capsys.readouterr().err
     assert (tmp_path / "construction" / "construction.png").exists()
@@ -97,7 +97,7 @@ def test_blocks() -> None:
 
 
 def test_a_failing_check_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rgpr.paper import construction
+    from rgpr_paper import construction
 
     run_units(Context(tmp_path), "construction", {"functions": lambda: {"value": 1}})
 

@@ -6,9 +6,9 @@ import re
 import shutil
 from pathlib import Path
 
-from rgpr.paper import EXPERIMENTS, small_data, tuning, two_answers
-from rgpr.paper.report import block_markdown, write_report
-from rgpr.paper.section import Table
+from rgpr_paper import EXPERIMENTS, small_data, tuning, two_answers
+from rgpr_paper.report import block_markdown, write_report
+from rgpr_paper.section import Table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"

@@ -9,8 +9,8 @@ import torch
 
 from rgpr.cli import main
 from rgpr.kernels import dscs_diag
-from rgpr.paper import construction, contours, moons, toy_regression
-from rgpr.paper.experiment import read_units
+from rgpr_paper import construction, contours, moons, toy_regression
+from rgpr_paper.experiment import read_units
 
 TOYS = {
     "construction": ("construction", "growth"),

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rgpr.cli import main
-from rgpr.paper import tuning
-from rgpr.paper.experiment import read_units
+from rgpr_paper import tuning
+from rgpr_paper.experiment import read_units
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import rgpr
 from networks import mlp
-from rgpr.gaussian import DiagonalGaussian, Gaussian
 from rgpr.posteriors import MAP
+from rgpr.posteriors.gaussian import DiagonalGaussian, Gaussian
 
 
 class Ensemble:

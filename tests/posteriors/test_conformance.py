@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import rgpr
-from rgpr.bases import CLASSIFIERS, REGRESSORS, regression_data
-from rgpr.demo import Task, digits, train
+from rgpr._demo import Task, digits, train
 from rgpr.metrics import accuracy
 from rgpr.posteriors import Ensemble, FunctionPosterior, MCDropout, Posterior
 from rgpr.posteriors.sampled import SampledPosterior
+from rgpr_paper.bases import CLASSIFIERS, REGRESSORS, regression_data
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Built = tuple[str, Posterior]

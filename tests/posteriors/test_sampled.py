@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rgpr
 from networks import LeNet, Task, mlp
-from rgpr.gaussian import DiagonalGaussian, Gaussian
 from rgpr.metrics import nll
 from rgpr.posteriors import MAP, Ensemble, FunctionPosterior, MCDropout, Temperature
-from rgpr.predictive import probit
+from rgpr.posteriors.gaussian import DiagonalGaussian, Gaussian
+from rgpr.posteriors.links import probit
 
 
 def test_an_ensemble_is_a_list() -> None:

@@ -15,7 +15,7 @@ import rgpr
 from networks import LeNet, blobs, mlp
 from references import jacobian
 from rgpr.posteriors import KFL, DiagonalLaplace, LaplacePosterior, fit_laplace
-from rgpr.training import lenet, resnet18
+from rgpr_paper.training import lenet, resnet18
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 BOTH = [KFL, DiagonalLaplace]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import rgpr
-from rgpr.training import lenet, regression_net, resnet18
+from rgpr_paper.training import lenet, regression_net, resnet18
 
 
 def parameters(network: nn.Module) -> int:
@@ -53,7 +53,7 @@ def test_resnet18_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_torchvision_is_not_needed_to_import_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    importlib.reload(sys.modules["rgpr.training.architectures"])
+    importlib.reload(sys.modules["rgpr_paper.training.architectures"])
 
 
 def test_regression_net_has_two_layers() -> None:

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from networks import blobs, mlp
 from rgpr.posteriors.swag import SWAGCollector
-from rgpr.training import History, Recipe, train
-from rgpr.training.augment import crop_flip
+from rgpr_paper.training import History, Recipe, train
+from rgpr_paper.training.augment import crop_flip
 
 SHORT = Recipe.paper_adam(epochs=4, batch_size=32, lr=1e-2, milestones=(2,))
 

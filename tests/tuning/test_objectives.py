@@ -110,9 +110,9 @@ def test_joint_temperature_against_a_grid() -> None:
 class Widened(Posterior):
     """Correlated samples around the network's outputs."""
 
-    def forward(self, x: Tensor) -> rgpr.gaussian.Gaussian:
+    def forward(self, x: Tensor) -> rgpr.posteriors.gaussian.Gaussian:
         root = torch.tril(torch.ones(3, 3)).double() / 2
-        return rgpr.gaussian.DenseGaussian(self.point(x), (root @ root.T).expand(len(x), 3, 3))
+        return rgpr.posteriors.gaussian.DenseGaussian(self.point(x), (root @ root.T).expand(len(x), 3, 3))
 
 
 @pytest.mark.parametrize("objective", ["likelihood", "ood"])

@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import rgpr
 from networks import Task, convolutional, mlp
 from rgpr import noise
-from rgpr.data import Reservoir, row_keys
+from rgpr._network.reservoir import Reservoir, row_keys
+from rgpr.answers.outputs import Outputs, Parameters
 from rgpr.metrics import accuracy, confidence, ece, nll
 from rgpr.tuning.budget import largest_weight
 from rgpr.tuning.optimize import Optimum
-from rgpr.tuning.outputs import Outputs, Parameters
 
 quiet = pytest.mark.filterwarnings("ignore:sigma2")
 
@@ -188,7 +188,7 @@ def test_large_sets_are_thinned(model: rgpr.RGPR, digits: Task) -> None:
 def test_memory_is_bounded_whatever_is_asked(
     model: rgpr.RGPR, digits: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rgpr.tuning.outputs._BYTES", 100 * (20 + 3 + 1) * 8)
+    monkeypatch.setattr("rgpr.answers.outputs._BYTES", 100 * (20 + 3 + 1) * 8)
     assert model.tune([(digits.x, digits.y)], max_examples=None).examples == (100, 0)
 
 
@@ -197,7 +197,7 @@ def test_evaluating_in_parts_changes_nothing(
 ) -> None:
     whole = model.tune([(digits.x, digits.y)], "ood")
     start = model.sigma2
-    monkeypatch.setattr("rgpr.tuning.outputs._CHUNK", 10 * 37)
+    monkeypatch.setattr("rgpr.answers.outputs._CHUNK", 10 * 37)
     model.sigma2 = start
     parts = model.tune([(digits.x, digits.y)], "ood")
     assert parts.after == pytest.approx(whole.after, abs=1e-6)
@@ -355,7 +355,7 @@ def test_a_temperature_set_by_hand_is_kept_within_the_budget(
 @quiet
 def test_a_recipe_speaks_for_itself(digits: Task, validation: DataLoader[Any]) -> None:
     """Any recipe whose variance is a sum can be tuned, whatever its coordinates."""
-    recipe = rgpr.ResidualRecipe(hidden=rgpr.coordinates.Strategy("prototypes", "pooled"))
+    recipe = rgpr.ResidualRecipe(hidden=rgpr.residual.recipes.Strategy("prototypes", "pooled"))
     assert recipe.combine == "sum"
     model = rgpr.RGPR(digits.network, residual=recipe).fit(digits.loader())
     before = model.sigma2

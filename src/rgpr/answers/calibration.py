@@ -31,12 +31,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..gaussian import DiagonalGaussian
 from ..metrics import accuracy, ece
-from ..predictive import log_softmax, twice_probit_logits
-from ..tuning.likelihood import log_density
-from ..tuning.outputs import Outputs, collect
+from ..posteriors.gaussian import DiagonalGaussian, log_density
+from ..posteriors.links import log_softmax, twice_probit_logits
 from . import conformal
+from .outputs import Outputs, collect
 from .predictions import deviations, log_probabilities
 from .score import score
 

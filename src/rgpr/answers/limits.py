@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..gaussian import Gaussian
+from ..posteriors.gaussian import Gaussian
 
 __all__ = ["at_limit", "far", "finite_outputs", "known", "set_limit"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..gaussian import Gaussian
-from ..predictive import log_softmax, probit_logits, twice_probit_logits
-from ..residual import Residual
+from ..posteriors.gaussian import Gaussian
+from ..posteriors.links import log_softmax, probit_logits, twice_probit_logits
+from ..residual.variance import Residual
 from .limits import at_limit, finite_outputs, known
 
 __all__ = ["deviations", "log_probabilities"]

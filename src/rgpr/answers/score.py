@@ -3,7 +3,7 @@ r"""How strange an input is: how little the network has to say about it, for how
 .. math:: S(x) = \tfrac12 \log r(x) - \log E(x), \qquad
           E(x) = \log \sum_c e^{f_c(x)} - \frac1C \sum_c f_c(x)
 
-:math:`r` is the residual's strangeness (:meth:`rgpr.residual.Residual.strangeness`), so its root is
+:math:`r` is the residual's strangeness (:meth:`rgpr.residual.variance.Residual.strangeness`), so its root is
 a standard deviation. :math:`E` is the evidence in the logits :math:`f`, at least :math:`\log C`, so
 that its logarithm exists. Together they say how many standard deviations of the residual the
 network's evidence is worth. One logit stands for the pair ``(0, f)``. A regression has no evidence
@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..predictive import two_columns
+from ..posteriors.links import two_columns
 
 __all__ = ["score"]
 

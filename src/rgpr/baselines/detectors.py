@@ -25,10 +25,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..data import check_batch, check_input, check_logits, labelled, network_dtype_device, on_device
-from ..hooks import evaluating, full_precision, plain_module, watching
-from ..representations import INPUT, LayerChoice, capture, check_layers, choose_layers
-from ..standardize import ClassMoments
+from .._backend.precision import full_precision
+from .._network.capture import INPUT, capture
+from .._network.checks import check_batch, check_input, check_logits
+from .._network.layers import LayerChoice, check_layers, choose_layers
+from .._network.loaders import labelled, on_device
+from .._network.moments import ClassMoments
+from .._network.running import evaluating, network_dtype_device, plain_module, watching
 
 __all__ = ["DETECTORS", "KNN", "Detector", "Energy", "Mahalanobis", "MaxSoftmax", "ViM"]
 

@@ -29,12 +29,15 @@ from gpytorch.kernels import Kernel, ScaleKernel
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..coordinates import Standardizer
-from ..data import check_batch, labelled, network_dtype_device, on_device
-from ..gaussian import DiagonalGaussian, Gaussian
-from ..hooks import evaluating, full_precision, plain_module
+from .._backend.precision import full_precision
+from .._network.checks import check_batch
+from .._network.loaders import labelled, on_device
+from .._network.moments import Moments
+from .._network.outputs import outputs_of
+from .._network.running import evaluating, network_dtype_device, plain_module
 from ..integrations.gpytorch import DSCSKernel
-from ..posteriors.base import Posterior, outputs_of
+from ..posteriors.base import Posterior
+from ..posteriors.gaussian import DiagonalGaussian, Gaussian
 from ..posteriors.svdkl import (
     Batch,
     GaussianProcesses,
@@ -43,7 +46,7 @@ from ..posteriors.svdkl import (
     regression_targets,
 )
 from ..posteriors.svgp import RBFKernel, epochs_for
-from ..standardize import Moments
+from ..residual.coordinates import Standardizer
 
 __all__ = ["GPDSCS", "RIO", "BlightOtt", "GPResidual"]
 

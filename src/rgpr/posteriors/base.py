@@ -9,10 +9,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from ..gaussian import Gaussian
-from ..hooks import full_precision, plain_module
-from ..representations import LayerChoice, choose_layers
-from ..standardize import StableBuffers
+from .._backend.buffers import StableBuffers
+from .._backend.precision import full_precision
+from .._network.layers import LayerChoice, choose_layers
+from .._network.outputs import outputs_of
+from .._network.running import plain_module
+from .gaussian import Gaussian
 
 __all__ = ["Posterior", "as_posterior", "register_posterior"]
 
@@ -112,29 +114,6 @@ class Posterior(StableBuffers):
             ValueError: The outputs are not one vector per input.
         """
         return outputs_of(self.network(x), x)
-
-
-def outputs_of(output: Any, x: Tensor) -> Tensor:
-    """Outputs ``(B, C)`` from what a network returned; one number per input becomes ``(B, 1)``."""
-    if isinstance(output, Mapping) and "logits" in output:
-        output = output["logits"]
-    elif not isinstance(output, Tensor) and hasattr(output, "logits"):
-        output = output.logits
-    if not isinstance(output, Tensor):
-        raise TypeError(
-            f"the network returned {type(output).__name__}; expected a tensor of logits or "
-            "outputs, or an object that holds one as .logits. Wrap the network in a module that "
-            "returns the tensor"
-        )
-    outputs: Tensor = output
-    if outputs.dim() == 1 and outputs.shape[0] == x.shape[0]:
-        outputs = outputs[:, None]
-    if outputs.dim() != 2 or outputs.shape[0] != x.shape[0]:
-        raise ValueError(
-            f"the network returned shape {tuple(outputs.shape)} for {x.shape[0]} inputs; "
-            "expected (B, C), one vector of outputs per input"
-        )
-    return outputs
 
 
 _Builder = Callable[[Any], Posterior]

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from .base import outputs_of
+from .._network.outputs import outputs_of
 from .sampled import SampledPosterior, seed_from
 
 __all__ = ["MCDropout"]

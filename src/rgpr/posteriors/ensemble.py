@@ -9,8 +9,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ..hooks import plain_module
-from .base import outputs_of, register_posterior
+from .._network.outputs import outputs_of
+from .._network.running import plain_module
+from .base import register_posterior
 from .sampled import SampledPosterior
 
 __all__ = ["Ensemble"]

@@ -30,15 +30,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import nll_loss
 
-from ..data import check_target, labelled, network_dtype_device, on_device
-from ..fused import in_graph, peak_out, weighted_squares
-from ..gaussian import DenseGaussian, DiagonalGaussian, Gaussian, standard_normal
-from ..hooks import at_least_float32, evaluating, full_precision, plain_module, watching
-from ..packed import Blocks, Originals, Packing, small
-from ..predictive import probit
-from .base import Posterior, outputs_of, register_posterior
+from .._backend.arithmetic import in_graph, peak_out, weighted_squares
+from .._backend.packing import Blocks, Originals, Packing, small
+from .._backend.precision import at_least_float32, full_precision
+from .._network.checks import check_target
+from .._network.loaders import labelled, on_device
+from .._network.outputs import outputs_of
+from .._network.running import evaluating, network_dtype_device, plain_module, watching
+from .base import Posterior, register_posterior
+from .gaussian import DenseGaussian, DiagonalGaussian, Gaussian, standard_normal
+from .links import probit
 
-__all__ = ["LaplacePosterior", "LastLayerLaplace", "choose_prior_precision", "from_laplace"]
+__all__ = [
+    "LaplacePosterior",
+    "LastLayerLaplace",
+    "check_fitted",
+    "choose_prior_precision",
+    "from_laplace",
+    "likelihood_of",
+]
 
 
 class LastLayerLaplace(Packing[Blocks], Posterior):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..gaussian import DiagonalGaussian, Gaussian
 from .base import Posterior, register_posterior
+from .gaussian import DiagonalGaussian, Gaussian
 
 __all__ = ["MAP"]
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from ..gaussian import EmpiricalGaussian, Gaussian
-from .base import Posterior, outputs_of
+from .._network.outputs import outputs_of
+from .base import Posterior
+from .gaussian import EmpiricalGaussian, Gaussian
 
 __all__ = ["SampledPosterior", "WeightPosterior", "normal_like", "seed_from"]
 

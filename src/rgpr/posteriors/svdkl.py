@@ -22,16 +22,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from ..coordinates import Standardizer
-from ..data import check_batch, labelled, network_dtype_device, on_device
-from ..gaussian import DiagonalGaussian, Gaussian, standard_normal
-from ..hooks import evaluating, full_precision, plain_module
-from ..representations import LayerChoice, choose_layers
-from ..standardize import Moments
+from .._backend.precision import full_precision
+from .._network.checks import check_batch
+from .._network.layers import LayerChoice, choose_layers
+from .._network.loaders import labelled, on_device
+from .._network.moments import Moments
+from .._network.running import evaluating, network_dtype_device, plain_module
+from ..residual.coordinates import Standardizer
 from .base import Posterior
+from .gaussian import DiagonalGaussian, Gaussian, standard_normal
 from .svgp import RBFKernel, epochs_for
 
-__all__ = ["SVDKL", "GaussianProcesses", "class_labels", "fit_variational", "regression_targets"]
+__all__ = [
+    "SVDKL",
+    "Batch",
+    "GaussianProcesses",
+    "class_labels",
+    "fit_variational",
+    "regression_targets",
+]
 
 # Features (B, D), targets, and what is added to the GPs' logits: (B, C) or zero.
 Batch = tuple[Tensor, Tensor, Tensor | float]

@@ -25,10 +25,11 @@ from gpytorch.variational import (
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..gaussian import DiagonalGaussian, Gaussian
-from ..hooks import full_precision
-from ..representations import INPUT, LayerChoice
+from .._backend.precision import full_precision
+from .._network.capture import INPUT
+from .._network.layers import LayerChoice
 from .base import Posterior
+from .gaussian import DiagonalGaussian, Gaussian
 
 __all__ = ["SVGP", "RBFKernel", "epochs_for"]
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn, update_bn
 from tqdm import tqdm
 
-from ..hooks import plain_module
+from .._network.running import plain_module
 from .sampled import WeightPosterior, normal_like, seed_from
 
 __all__ = ["SWAG", "SWAGCollector"]

@@ -15,12 +15,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ..data import labelled, network_dtype_device, on_device
-from ..gaussian import DiagonalGaussian, Gaussian, ScaledGaussian
-from ..hooks import evaluating
-from ..predictive import probit
-from ..representations import LayerChoice
+from .._network.layers import LayerChoice
+from .._network.loaders import labelled, on_device
+from .._network.running import evaluating, network_dtype_device
 from .base import Posterior, as_posterior
+from .gaussian import DiagonalGaussian, Gaussian, ScaledGaussian
+from .links import probit
 
 __all__ = ["Temperature"]
 

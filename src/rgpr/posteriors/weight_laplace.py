@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from ..data import labelled
+from .._network.loaders import labelled
 from .laplace import check_fitted, likelihood_of
 from .sampled import WeightPosterior, normal_like
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..storage import replacing
+from .._atomic import replacing
 from .budget import Trial
 
 __all__ = ["TuningResult"]

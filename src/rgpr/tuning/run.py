@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..data import check_n_samples, one_of
-from ..distributed import active
+from .._network.checks import check_n_samples, one_of
+from .._network.processes import active
+from ..answers.outputs import Outputs, Parameters, collect
 from ..metrics import accuracy, confidence, ece, nll
 from ..noise import NoiseLoader, like_data
 from .budget import LARGEST_WEIGHT, METRICS, Trial, largest_weight
-from .likelihood import log_likelihood
-from .marginal import collect_matrices
-from .ood import ignorance
+from .objectives.likelihood import log_likelihood
+from .objectives.marginal import collect_matrices
+from .objectives.outliers import ignorance
 from .optimize import Objective, Optimum, maximise
-from .outputs import Outputs, Parameters, collect
 from .result import TuningResult
 
 if TYPE_CHECKING:

@@ -1,0 +1,147 @@
+"""A model's predictions as one compiled graph; see :meth:`rgpr.RGPR.compile`.
+
+Hooks, which read the representations, would cut a graph into pieces, so the model is exported
+first. The graph holds the model's own tensors: what changes in place is seen by it, and for others
+in their place it is made anew. So it is for prototypes that changed in place: a GPU has copies.
+"""
+
+from __future__ import annotations
+
+import threading
+from inspect import signature
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._network.checks import check_input
+from .._network.running import every_module
+from ..model import RGPR
+from ..saving.export import check_exportable, program
+from .arithmetic import few_rows, kernels_in_graphs
+from .packing import Packing
+
+__all__ = ["CompiledCall"]
+
+# On a GPU some operations of an exported graph take no more rows.
+_MOST_ROWS = 65535
+# torch exports and compiles for one thread at a time.
+_making = threading.RLock()
+_Table = dict[Any, Any]
+
+
+class CompiledCall:
+    """What is called in place of a model.
+
+    Args:
+        model: A fitted model.
+        options: What ``torch.compile`` is given.
+    """
+
+    def __init__(self, model: RGPR, options: dict[str, Any]) -> None:
+        model._fitted()
+        check_exportable(model)
+        self._model, self._options = model, options
+        self._made = _Graphs(model)
+
+    def __call__(self, x: Tensor, **options: Any) -> Any:
+        model, made = self._model, self._made
+        if options or not self._plain(x):
+            return model._call_impl(x, **options)  # type: ignore[no-untyped-call]
+        check_input(x, model.posterior.network, model._input_shape)
+        if made.by_key and made.watched:  # no graph would tell those who watch
+            return model._call_impl(x)  # type: ignore[no-untyped-call]
+        if made.changed:
+            made = self._made = _Graphs(model)
+        graph = made.by_key.get(made.key(x))
+        return self._first(x, made) if graph is None else graph(x)
+
+    def _first(self, x: Tensor, made: _Graphs) -> Any:
+        """Make a graph, and what it answers."""
+        key, model = made.key(x), self._model
+        with _making:
+            graph = made.by_key.get(key)
+            if graph is None:
+                with kernels_in_graphs(x) as kernels:
+                    if kernels:
+                        made.pack()
+                    exported = _unchecked(program(model, x, dynamic=key[-1] is None))
+                graph = torch.compile(exported, **self._options)
+            answer = graph(x)  # which compiles
+            made.by_key[key] = graph
+            return answer
+
+    def _plain(self, x: Any) -> bool:
+        """Whether the graph can do this call: without gradients, autocast or hooks."""
+        model = self._model
+        return (
+            isinstance(x, Tensor)
+            and x.dim() > 0
+            and len(x) > 0
+            and not (torch.is_grad_enabled() and x.requires_grad)
+            and not torch.is_autocast_enabled(x.device.type)
+            and not (x.is_cuda and len(x) > _MOST_ROWS)
+            and not model._forward_hooks
+            and not model._forward_pre_hooks
+        )
+
+
+def _unchecked(exported: torch.export.ExportedProgram) -> torch.fx.GraphModule:
+    """The program without checks of its input, which was checked before."""
+    knows = "check_guards" in signature(exported.module).parameters  # since torch 2.9
+    module = exported.module(**({"check_guards": False} if knows else {}))
+    module._forward_pre_hooks.clear()
+    return module
+
+
+class _Graphs:
+    """Graphs of a model by what they are for, and what it consisted of when they were made.
+
+    Every call looks at that, so it is done in few, fast steps.
+    """
+
+    def __init__(self, model: RGPR) -> None:
+        self.by_key: dict[tuple[Any, ...], Any] = {}
+        every = every_module(model)
+        self._packing = [m for m in every if isinstance(m, Packing)]
+        self._packed: list[tuple[Packing[Any], Any]] = []
+        watched = [m for m in every if m is not model]
+        self._hooks = [t for m in watched for t in (m._forward_hooks, m._forward_pre_hooks)]
+        self._modules: list[_Table] = [m._modules for m in every]
+        self._parameters: list[_Table] = [m._parameters for m in every]
+        self._buffers: list[_Table] = [m._buffers for m in every]
+        self._counts, self._held, self._kinds = [*map(len, self._hooks)], *self._look()
+
+    def key(self, x: Tensor) -> tuple[Any, ...]:
+        """As torch.compile does: a graph for the first size of a batch, and one for all others."""
+        kind = torch.is_grad_enabled(), few_rows(x)
+        first = all(key[:2] != kind for key in self.by_key)
+        return (*kind, len(x)) if first or (*kind, len(x)) in self.by_key else (*kind, None)
+
+    @property
+    def watched(self) -> bool:
+        """Whether hooks came, or went."""
+        return [*map(len, self._hooks)] != self._counts
+
+    @property
+    def changed(self) -> bool:
+        """Whether there are other modules or tensors, or of another dtype or device."""
+        held, kinds = self._look()
+        if len(held) != len(self._held) or not all(map(is_, held, self._held)):
+            return True
+        if not all(module.fits(copies) for module, copies in self._packed):
+            return True
+        return kinds != self._kinds
+
+    def pack(self) -> None:
+        """Make the copies for kernels that the graphs hold."""
+        self._packed = [(module, module.pack()) for module in self._packing]
+
+    def _look(self) -> tuple[list[Any], list[Any]]:
+        parameters = [p for table in self._parameters for p in table.values() if p is not None]
+        held: list[Any] = [*parameters]
+        for table in (*self._modules, *self._buffers):
+            held += table.values()
+        # Parameters change these in place; buffers are replaced.
+        return held, [*(p.dtype for p in parameters), *(p.device for p in parameters)]

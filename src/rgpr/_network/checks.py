@@ -1,0 +1,143 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .running import network_dtype_device
+
+__all__ = [
+    "check_batch",
+    "check_input",
+    "check_logits",
+    "check_n_samples",
+    "check_rows",
+    "check_target",
+    "not_finite",
+    "one_of",
+]
+
+
+def check_input(x: Tensor, network: nn.Module, shape: torch.Size | None) -> None:
+    """Refuse an input that the network cannot take or that differs from the training inputs.
+
+    Args:
+        x: A batch.
+        network: The network it goes into.
+        shape: Shape of one training input, or ``None`` before the fit.
+
+    Raises:
+        TypeError: Not a floating-point tensor, or not of the network's dtype.
+        ValueError: On another device, without a batch dimension, or of another shape.
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"the input is a {type(x).__name__}; expected a tensor")
+    if not x.is_floating_point():
+        raise TypeError(
+            f"the input has dtype {x.dtype}; the residual measures distances, so it takes "
+            "floating-point inputs. Convert as in training, e.g. x.float() / 255"
+        )
+    if x.dim() < 2:
+        raise ValueError(
+            f"the input has shape {tuple(x.shape)}; expected a batch, (B, ...). "
+            "For a single example use x[None]"
+        )
+    dtype, device = network_dtype_device(network)
+    if dtype is not None and x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(
+            f"the input has dtype {x.dtype} but the network computes in {dtype}; "
+            f"use x.to({dtype}) or cast the network"
+        )
+    if device is not None and x.device != device:
+        raise ValueError(f"the input is on {x.device} but the network is on {device}; move one")
+    if shape is not None and x.shape[1:] != shape:
+        raise ValueError(
+            f"one input has shape {tuple(x.shape[1:])}, but the model was fitted on inputs of "
+            f"shape {tuple(shape)}; the moments of one do not apply to the other"
+        )
+
+
+def check_batch(
+    number: int, x: Tensor, network: nn.Module, shape: torch.Size | None, *, values: bool = True
+) -> None:
+    """:func:`check_input` for a batch of training data, which must also be finite.
+
+    Looking at ``values`` waits for a GPU; whoever notices them otherwise need not.
+    """
+    try:
+        check_input(x, network, shape)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"batch {number}: {error}") from None
+    if values and not bool(x.isfinite().all()):
+        raise not_finite(f"batch {number}")
+
+
+def not_finite(which: str) -> ValueError:
+    """The error for a batch of training data with such values."""
+    return ValueError(
+        f"{which} holds values that are not finite (NaN or inf); the moments of the "
+        "training data would be lost. Remove these examples"
+    )
+
+
+def check_rows(layer: str, h: Tensor, x: Tensor) -> None:
+    """Refuse a representation whose first dimension is not the batch."""
+    if h.shape[0] != x.shape[0]:
+        raise ValueError(
+            f"layer '{layer}' gives shape {tuple(h.shape)} for a batch of {x.shape[0]}; expected "
+            "(B, ...) with the batch first. Choose other layers"
+        )
+
+
+def check_logits(output: Any) -> None:
+    """Refuse a network that ends in a softmax: squashing twice would pass unnoticed."""
+    if isinstance(output, Tensor) and output.dim() == 2 and output.shape[1] > 1:
+        distributions = (output >= 0).all() & ((output.sum(1) - 1).abs() < 1e-4).all()
+        if bool(distributions):
+            raise ValueError(
+                "the network returns probabilities (each row sums to 1); the residual works on "
+                "logits. Leave out the final softmax"
+            )
+
+
+def check_target(target: Tensor, outputs: Tensor, likelihood: str, number: int) -> Tensor:
+    """Class indices ``(B,)`` or values ``(B, C)``, whatever harmless form they came in.
+
+    Raises:
+        ValueError: They do not fit the outputs; the message names the batch.
+    """
+    flat = target.reshape(len(target), -1)
+    columns = 1 if likelihood == "classification" else outputs.shape[-1]
+    if flat.shape != (len(outputs), columns):
+        wanted = "class indices (B,)" if likelihood == "classification" else f"(B, {columns})"
+        raise ValueError(
+            f"batch {number} has targets of shape {tuple(target.shape)} for {len(outputs)} inputs; "
+            f"expected {wanted}"
+        )
+    if likelihood == "regression":
+        if not bool(flat.isfinite().all()):
+            raise ValueError(f"batch {number} has targets that are not finite; remove them")
+        return flat.double()
+    classes = max(2, outputs.shape[-1])
+    if flat.is_floating_point() or bool(((flat < 0) | (flat >= classes)).any()):
+        raise ValueError(
+            f"batch {number} has targets of {target.dtype} from {flat.min().item()} to "
+            f"{flat.max().item()}; expected whole numbers from 0 to {classes - 1}, one a class"
+        )
+    return flat[:, 0].long()
+
+
+def check_n_samples(n_samples: int) -> None:
+    """Refuse anything but a positive whole number."""
+    if not isinstance(n_samples, int) or n_samples < 1:
+        raise ValueError(f"n_samples = {n_samples} must be a whole number, at least 1")
+
+
+def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    """The value, refused by name unless it is one of those allowed."""
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}")
+    return value

@@ -1,0 +1,149 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .capture import _GOES_IN, _first_tensor
+from .running import evaluating, watching
+
+__all__ = ["linear_head"]
+
+
+# So many numbers of every output are kept while a network is looked at, to be compared.
+_KEPT = 1 << 16
+
+
+@dataclass
+class _Call:
+    """One run of a module, and the runs it made."""
+
+    name: str
+    module: nn.Module
+    number: int = 0
+    input_shape: torch.Size | None = None
+    output_shape: torch.Size | None = None
+    input_problem: str = ""
+    problem: str = ""
+    calls: list[_Call] = field(default_factory=list)
+    given: Tensor | None = None
+    made: Tensor | None = None
+    head: _Call | None = None
+
+
+def linear_head(network: nn.Module, x: Tensor) -> str | None:
+    """The name of the linear layer whose output is the network's, if there is one.
+
+    Args:
+        network: The network; it runs once on two rows of ``x``, in evaluation mode.
+        x: A batch of inputs.
+    """
+    head = _trace(network, x[:2]).head
+    return None if head is None else head.name
+
+
+def _problem(h: Tensor, what: str, rows: int) -> str:
+    """Why this tensor cannot be a representation of so many rows; empty if it can."""
+    if not h.is_floating_point():
+        return f"{what} is {h.dtype}, not real numbers"
+    if h.dim() < 2 or len(h) != rows:
+        return (
+            f"{what} has shape {tuple(h.shape)} for a batch of {rows}; "
+            "expected (B, ...) with the batch first"
+        )
+    return ""
+
+
+def _trace(network: nn.Module, x: Tensor) -> _Call:
+    """Run the network once and write down which module ran inside which, in order."""
+    # What a parametrised layer (spectral norm, weight norm) runs to make its weights is no layer.
+    names = {
+        module: name
+        for name, module in reversed(list(network.named_modules()))
+        if "parametrizations" not in name.split(".")
+    }
+    outside = _Call("", nn.Identity())
+    stack = [outside]
+    runs: Counter[nn.Module] = Counter()
+    linear: list[tuple[_Call, Tensor, int]] = []
+
+    def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+        call = _Call(names[module], module, runs[module])
+        runs[module] += 1
+        stack[-1].calls.append(call)
+        stack.append(call)
+        try:
+            given = _first_tensor(args, call.name + _GOES_IN)
+        except TypeError as error:
+            call.input_problem = str(error)
+            return
+        call.input_problem = _problem(given, "its input", len(x))
+        if given is args[0]:
+            call.input_shape = given.shape
+            if _is_linear(module):
+                call.given = given.clone()
+
+    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        call = stack.pop()
+        try:
+            made = _first_tensor(output, call.name)
+        except TypeError as error:
+            call.problem = str(error)
+            return
+        call.output_shape, call.problem = made.shape, _problem(made, "its output", len(x))
+        if not call.problem:
+            call.made = _sampled(made)
+            if _is_linear(module):
+                linear.append((call, made, _changes(made)))
+
+    with (
+        torch.no_grad(),
+        evaluating(network),
+        watching(network, dict.fromkeys(names, after), dict.fromkeys(names, before)),
+    ):
+        output = _logits(network(x.clone()))  # it may change its input in place
+    root = outside.calls[0]
+    for call, made, changes in linear:
+        # The very memory, which no operation in place has changed since.
+        if output is not None and _is_same(output, made) and _changes(made) == changes:
+            root.head = call
+    return root
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Whether it multiplies its input by its weights, adds its bias, and does nothing else."""
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+
+
+def _is_same(output: Tensor, made: Tensor) -> bool:
+    """Whether outputs ``(B, C)``, or ``(B,)`` for one, are in the memory of what a layer made."""
+    if made.dim() != 2 or output.numel() != made.numel() or output.data_ptr() != made.data_ptr():
+        return False
+    return torch.equal(output.reshape(made.shape), made)
+
+
+def _changes(tensor: Tensor) -> int:
+    """How often it was changed in place, where torch counts that."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _sampled(h: Tensor) -> Tensor:
+    """Some of its entries, always at the same places of a row: all of them if they are few."""
+    rows = h.reshape(len(h), -1)
+    step = max(1, -(-rows.numel() // _KEPT))
+    return rows[:, ::step].clone()
+
+
+def _logits(output: Any) -> Tensor | None:
+    """The tensor that the predictions are made of in what a network returned, if there is one."""
+    if isinstance(output, Mapping):
+        output = output.get("logits")
+    elif not isinstance(output, Tensor):
+        output = getattr(output, "logits", None)
+    return output if isinstance(output, Tensor) else None

@@ -1,0 +1,92 @@
+"""Why is this one strange? How far each representation is, and what it adds to the variance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..residual.variance import Residual
+
+__all__ = ["Explanation", "explain"]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What each representation has to do with an input's strangeness; ``print`` it for a table.
+
+    Attributes:
+        layers: The representations.
+        variance: What each adds, ``(B, L)``: the rows sum to ``model.variance(x)``.
+        strangeness: How far each is, in units of what is typical of the data, ``(B, L)``.
+        score: ``model.score(x)``, ``(B,)``.
+        confidence: Largest probability of the prediction, ``(B,)``; regression has none.
+    """
+
+    layers: Sequence[str]
+    variance: Tensor
+    strangeness: Tensor
+    score: Tensor
+    confidence: Tensor | None
+
+    @property
+    def total(self) -> Tensor:
+        """``v(x)``, ``(B,)``."""
+        return self.variance.sum(1)
+
+    @property
+    def share(self) -> Tensor:
+        """The part of ``v(x)`` that each layer adds, ``(B, L)``; rows sum to one or are zero."""
+        return _shares(self.variance)
+
+    def __str__(self) -> str:
+        width = max(8, *map(len, self.layers))
+        head = "  ".join(f"{layer:>{width}}" for layer in self.layers)
+        lines = [f"{'row':>5}  {'score':>8}  {'confidence':>10}  {'v(x)':>10}  {head}"]
+        confidences = [None] * len(self.variance)
+        if self.confidence is not None:
+            confidences = self.confidence.tolist()
+        rows = zip(
+            self.score.tolist(),
+            confidences,
+            self.total.tolist(),
+            self.strangeness.tolist(),
+            strict=True,
+        )
+        for number, (score, confidence, total, distances) in enumerate(rows):
+            parts = "  ".join(f"{distance:>{width}.3g}" for distance in distances)
+            shown = "-" if confidence is None else f"{confidence:.3f}"
+            lines.append(f"{number:>5}  {score:>8.2f}  {shown:>10}  {total:>10.3g}  {parts}")
+        lines.append("columns of layers: how far, as a multiple of the median at the data")
+        return "\n".join(lines)
+
+
+def explain(
+    layers: Sequence[str], residual: Residual, u: Tensor, score: Tensor, confidence: Tensor | None
+) -> Explanation:
+    """The explanation of a batch.
+
+    Args:
+        layers: The representations.
+        residual: Their kernels and scales.
+        u: ``(B, L)``, infinite where a far-away input overflowed.
+        score: ``(B,)``.
+        confidence: ``(B,)``, if there are classes.
+    """
+    parts = residual.contributions(u)
+    if residual.onset is not None:
+        # The kernel is that of the sum times a(x) a(x'), so each layer has its part of the sum.
+        share, v = _shares(parts), residual(u)[:, None]
+        parts = torch.where((share == 0) | (v == 0), 0.0, share * v)
+    typical = torch.where(residual.typical > 0, residual.typical, 1.0)
+    return Explanation(layers, parts, u / typical, score, confidence)
+
+
+def _shares(parts: Tensor) -> Tensor:
+    """Parts of their sum, ``(B, L)``; of an infinite one the infinite parts have it all."""
+    infinite = parts.isinf()
+    parts = torch.where(infinite.any(1, keepdim=True), infinite.double(), parts)
+    total = parts.sum(1, keepdim=True)
+    return torch.where(total > 0, parts / total, parts)

@@ -1,0 +1,153 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._network.moments import ClassMoments, Moments
+from .._network.reservoir import Reservoir
+from .coordinates import Coordinates, Standardizer, reduce, shares_memory
+from .prototypes import Prototypes
+from .recipes import Strategy
+
+__all__ = ["Collector"]
+
+
+# Bytes of rows that are kept to find a quantile of the coordinates.
+_KEPT = 1 << 26
+# Bytes of reduced batches that wait to be taken in together.
+_TOGETHER = 1 << 22
+# A covariance is formed of so many units at most; of more, the variances alone.
+_WIDEST = 4096
+
+
+class Collector:
+    """One representation's statistics, from one pass.
+
+    Args:
+        strategy: What they are for.
+        r: Factor on the spread.
+    """
+
+    def __init__(self, strategy: Strategy, r: float = 1.0) -> None:
+        self.strategy, self.r = strategy, r
+        self.moments = Moments()
+        self.classes: ClassMoments | None = None
+        self.rows: Reservoir | None = None
+        self.dtype = torch.float32
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._bytes = 0
+
+    @property
+    def needs_classes(self) -> bool:
+        return self.strategy.coordinates == "prototypes"
+
+    def reduce(self, h: Tensor) -> Tensor:
+        """What :meth:`update` takes: memory of its own, unless it is read there and then."""
+        self.dtype = h.dtype
+        coordinates, of = self.strategy.coordinates, self.strategy.of
+        if (coordinates, of) == ("moments", "raw"):
+            return h
+        waits = coordinates != "moments" and shares_memory(h, of)
+        return reduce(h, of).clone() if waits else reduce(h, of)
+
+    def merge(self, state: dict[str, Any], sign: int = 1) -> None:
+        """Take in what another collector saw; see :attr:`state`.
+
+        With the sign -1 its sums are taken out again; rows kept for quantiles stay.
+        """
+        self.dtype = state["dtype"]
+        self.moments.merge(state["moments"], sign)
+        if state["classes"] is not None:
+            if self.classes is None:
+                self.classes = ClassMoments(state["count"], diagonal=state["diagonal"])
+            self.classes.merge(state["classes"], sign)
+        if state["rows"] is not None and sign > 0:
+            if self.rows is None:
+                self.rows = Reservoir(state["kept"])
+            self.rows.merge(state["rows"])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """All there is to know of the data seen."""
+        self._settle()
+        classes, rows = self.classes, self.rows
+        return {
+            "dtype": self.dtype,
+            "moments": self.moments.state,
+            "classes": None if classes is None else classes.state,
+            "count": None if classes is None else classes.classes,
+            "diagonal": None if classes is None else classes.diagonal,
+            "rows": None if rows is None else rows.state,
+            "kept": None if rows is None else rows.size,
+        }
+
+    def update(self, h: Tensor, y: Tensor | None, classes: int) -> None:
+        """Take in a batch that was reduced, with the class of each row."""
+        exact = self.strategy.offset == 1 and self.strategy.coordinates == "moments"
+        if self.strategy.coordinates == "moments":
+            self.moments.update(h, extremes=exact)
+        else:
+            if self.classes is None:
+                count, wide = classes if self.needs_classes else 1, h.shape[1] > _WIDEST
+                self.classes = ClassMoments(count, diagonal=wide)
+            if y is None or not self.needs_classes:
+                y = torch.zeros(len(h), dtype=torch.long, device=h.device)
+            self._waiting.append((h, y))
+            self._bytes += h.nbytes
+            # Many small batches are taken in as one: on a GPU each would be mostly waiting.
+            if self._bytes > _TOGETHER:
+                self._settle()
+        if self.strategy.offset is not None and not exact:
+            if self.rows is None:
+                size = h[:1].numel() * h.element_size()
+                self.rows = Reservoir(max(16, min(10_000, _KEPT // max(1, size))))
+            # Rows of representations: the sample of shards is as even, not the same.
+            self.rows.add(h)
+
+    @property
+    def total(self) -> Tensor:
+        """A number that is not finite if anything that came in was not."""
+        self._settle()
+        return self.moments.total if self.classes is None else self.classes.total
+
+    def _settle(self) -> None:
+        if self._waiting and self.classes is not None:
+            parts = self._waiting
+            h, y = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+            self.classes.update(h, y)
+            self._waiting, self._bytes = [], 0
+
+    def finish(self) -> Coordinates:
+        """The map, with its offsets."""
+        strategy, r, dtype = self.strategy, self.r, self.dtype
+        self._settle()
+        coordinates: Coordinates
+        if self.classes is None:
+            moments = self.moments
+            coordinates = Standardizer(moments.mean, moments.std, r=r, dtype=dtype, of=strategy.of)
+            if strategy.offset == 1:
+                # By the very operations that a prediction does: not even rounding is left.
+                ends = torch.stack([moments.low, moments.high]).to(coordinates.mean.dtype)
+                coordinates.offset = ((ends - coordinates.mean) / coordinates.scale).abs().amax(0)
+        else:
+            seen = self.classes.counts > 0
+            coordinates = Prototypes(
+                self.classes.means[seen],
+                self.classes.covariance,
+                shrinkage=strategy.shrinkage,
+                r=r,
+                dtype=dtype,
+                of=strategy.of,
+            )
+        if self.rows is not None and strategy.offset is not None:
+            # Rows are reduced already.
+            of, coordinates.of = coordinates.of, "raw"
+            distances = coordinates(*self.rows.items).abs().sort(0).values
+            coordinates.of = of
+            index = min(len(distances) - 1, int(strategy.offset * len(distances)))
+            coordinates.offset = distances[index].clone()
+        return coordinates

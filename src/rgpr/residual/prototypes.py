@@ -1,0 +1,176 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._backend.arithmetic import from_nearest, nearest_cubes, peak_out
+from .._backend.packing import Parts
+from .._backend.precision import at_least_float32, full_precision
+from .coordinates import Coordinates, reduce, shares_memory
+
+__all__ = ["Prototypes"]
+
+
+class Prototypes(Coordinates):
+    r"""The distance from the nearest prototype along principal axes, each in its own spread.
+
+    .. math:: \rho(h) = \min_k \sqrt{\tfrac1D \, \| (h - \mu_k) A \|^2}
+
+    With one prototype this is whitening. The nearest one is found by products of matrices, so
+    thousands of them take no memory beyond a number for each pair. Rows are measured from the mean
+    of the prototypes before they are multiplied: activations far from zero would otherwise lose
+    their digits in differences of large products.
+
+    Args:
+        means: :math:`\mu`, ``(K, D)``.
+        covariance: ``(D, D)``, within classes; or the variances alone, ``(D,)``, which leaves
+            the axes where they are.
+        shrinkage: Share of the mean variance that is put in place of each direction's own:
+            directions that hardly varied would otherwise outweigh all others.
+        r: Factor on the spread.
+        dtype: Dtype to compute in, at least float32.
+        of: ``"raw"``, ``"pooled"`` or ``"normalised"``.
+    """
+
+    kind = "prototypes"
+    needed = ("axes", "centers", "origin")
+    axes: Tensor
+    centers: Tensor
+    origin: Tensor
+    onto: Tensor
+    halves: Tensor
+
+    def __init__(
+        self,
+        means: Tensor,
+        covariance: Tensor,
+        *,
+        shrinkage: float = 0.1,
+        r: float = 1.0,
+        dtype: torch.dtype = torch.float32,
+        of: str = "pooled",
+    ) -> None:
+        variances = covariance if covariance.dim() == 1 else covariance.diagonal()
+        typical = variances.mean()
+        typical = torch.where(typical > 0, typical, 1.0)
+        if covariance.dim() == 1:
+            values = (1 - shrinkage) * covariance + shrinkage * typical
+            axes = values.clamp_min(1e-12 * typical).rsqrt() / r
+        else:
+            values, vectors = _principal(covariance, shrinkage, typical)
+            axes = vectors * values.rsqrt() / r
+        dtype = at_least_float32(dtype)
+        means = means.to(axes.dtype)
+        origin = means.mean(0).to(dtype)
+        # Measured from the origin as it is stored, whose rounding then cancels.
+        means = means - origin.to(axes.dtype)
+        centers = means * axes if axes.dim() == 1 else means @ axes
+        tensors = {"axes": axes.to(dtype), "centers": centers.to(dtype), "origin": origin}
+        super().__init__(of, tensors)
+
+    def _derive(self) -> None:
+        dense = self.axes.dim() == 2
+        with full_precision(self.axes):
+            closeness = self.axes @ self.centers.T if dense else (self.axes * self.centers).T
+        # One product gives the coordinates and how close each center is.
+        onto = torch.cat([self.axes, closeness], 1) if dense else closeness
+        self.register_buffer("onto", onto, persistent=False)
+        self.register_buffer("halves", self.centers.square().sum(1) / 2, persistent=False)
+
+    def _load_from_state_dict(self, *arguments):  # type: ignore[no-untyped-def]
+        super()._load_from_state_dict(*arguments)
+        self._derive()
+
+    @property
+    def joint_units(self) -> int:
+        return len(self.origin)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """The distance, ``(B, 1)`` in float64."""
+        rows, peak = peak_out(self._rows(h) - self.origin)
+        z = from_nearest(self._products(rows), self.centers, self.halves, peak).double()
+        distance = z.square().mean(1, keepdim=True).sqrt() * peak.double()
+        # An infinite entry is infinitely far, and not the NaN of its product with a zero.
+        return torch.where(peak.isfinite(), distance, peak)
+
+    def unit_variance(self, h: Tensor) -> Tensor:
+        rows = self._rows(h) - self.origin
+        if h.device.type == "cpu" and not torch.compiler.is_compiling():
+            # Looking at a value costs nothing here: only rows that overflow need their peak out.
+            u = nearest_cubes(self._products(rows), self.centers, self.halves, None, self.offset)
+            finite = u.isfinite()
+            return u if bool(finite.all()) else torch.where(finite, u, self._safely(rows))
+        return self._safely(rows)
+
+    def _safely(self, rows: Tensor) -> Tensor:
+        rows, peak = peak_out(rows)
+        return nearest_cubes(self._products(rows), self.centers, self.halves, peak, self.offset)
+
+    @property
+    def parts(self) -> Parts | None:
+        """What can be packed with other layers, if it can and their rows can wait."""
+        parts = Parts(self.origin, self.onto, self.centers, self.halves, self.offset)
+        return parts if self.of != "raw" and parts.fit else None
+
+    def rows(self, h: Tensor) -> Tensor:
+        """What is to be measured of a representation, in memory of its own."""
+        rows = self._rows(h)
+        return rows.clone() if shares_memory(h, self.of) and rows.dtype == h.dtype else rows
+
+    def spread_of(self, directions: Tensor) -> Tensor:
+        r"""How much ``directions @ h`` can grow with the distance: bounds of its slope, ``(M,)``.
+
+        For :math:`d = h - \mu_k` with coordinates :math:`z = d A`, a product :math:`w^\top d` is
+        :math:`z A^{-1} w`, so :math:`|w^\top d| \le \sqrt D \rho\, \|A^{-1} w\|`.
+
+        Args:
+            directions: :math:`w`, ``(M, D)`` in float64.
+        """
+        axes = self.axes.double()
+        back = directions / axes if axes.dim() == 1 else torch.linalg.solve(axes, directions.T).T
+        slopes: Tensor = len(self.origin) ** 0.5 * torch.linalg.vector_norm(back, dim=1)
+        return slopes
+
+    def anchors(self) -> Tensor:
+        """The prototypes as representations, ``(K, D)`` in float64."""
+        axes, centers = self.axes.double(), self.centers.double()
+        means = centers / axes if axes.dim() == 1 else torch.linalg.solve(axes.T, centers.T).T
+        return means + self.origin.double()
+
+    def _rows(self, h: Tensor) -> Tensor:
+        return reduce(h, self.of).to(self.axes.dtype)
+
+    def _products(self, rows: Tensor) -> Tensor:
+        if self.axes.dim() == 2:
+            return rows @ self.onto
+        return torch.cat([rows * self.axes, rows @ self.onto], 1)
+
+
+def _principal(covariance: Tensor, shrinkage: float, typical: Tensor) -> tuple[Tensor, Tensor]:
+    """Variances along principal axes, after shrinkage, and the axes.
+
+    Directions that never varied all end with the same variance, and rounding alone would choose
+    axes among them. So units that never did are axes, and other such directions are found from
+    fixed ones.
+    """
+    least = max(shrinkage, 1e-12) * typical
+    still = covariance.diagonal() <= 1e-12 * least
+    (live,), (dead,) = (~still).nonzero(as_tuple=True), still.nonzero(as_tuple=True)
+    values, among = torch.linalg.eigh(covariance[live][:, live])
+    values = ((1 - shrinkage) * values + shrinkage * typical).clamp_min(least)
+    count = int((values <= least * (1 + 1e-6)).sum())  # in ascending order
+    if count == len(live):
+        among = torch.eye(count, dtype=among.dtype, device=among.device)
+    elif count > 1:
+        generator = torch.Generator().manual_seed(0)
+        fixed = torch.randn(
+            len(live), count, generator=generator, dtype=among.dtype, device="cpu"
+        ).to(among.device)
+        chosen = torch.linalg.qr(among[:, :count].T @ fixed).Q
+        among = torch.cat([among[:, :count] @ chosen, among[:, count:]], 1)
+    axes = torch.zeros_like(covariance)
+    axes[dead, torch.arange(len(dead), device=dead.device)] = 1
+    axes[live, len(dead) :] = among
+    return torch.cat([least.expand(len(dead)), values]), axes

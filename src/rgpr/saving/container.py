@@ -1,0 +1,97 @@
+"""Files: safetensors with our format's version in the metadata. No pickle, no half-written file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from .._atomic import replacing
+
+__all__ = ["FORMAT", "check_same_network", "read", "write"]
+
+FORMAT = 2
+
+
+def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: Any) -> None:
+    """Write tensors and a JSON-able description, atomically.
+
+    Raises:
+        TypeError: A tensor is no tensor, or ``about`` is not JSON.
+        FileNotFoundError: The folder does not exist.
+    """
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"'{name}' is {type(tensor).__name__}, not a tensor, and would be lost; "
+                "keep such extra state outside the network"
+            )
+    # Tied weights share memory, which the format refuses; each name gets its own copy.
+    copies = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    metadata = {"rgpr_format": str(FORMAT), "rgpr": json.dumps(about)}
+    with replacing(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # as readable as any file of this user; save_file says 0600
+        save_file(copies, temporary, metadata=metadata)
+        temporary.chmod(mode)
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any, int]:
+    """Tensors, description and format of a file that :func:`write` made.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is damaged, not ours, or of a newer format.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if "rgpr_format" not in metadata:
+                raise ValueError(
+                    f"{path} is a safetensors file, but not one that RGPR.save wrote; "
+                    "load weights with safetensors.torch.load_model and wrap the network again"
+                )
+            version = metadata["rgpr_format"]
+            if version not in map(str, range(1, FORMAT + 1)):
+                raise ValueError(
+                    f"{path} has format {version} and this rgpr reads up to {FORMAT}; upgrade rgpr"
+                )
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, json.loads(metadata["rgpr"]), int(version)
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} is not a complete safetensors file ({error}); it was cut short, or is "
+            "something else. Save or copy it again"
+        ) from error
+
+
+def check_same_network(weights: dict[str, Tensor], network: nn.Module, path: Any) -> None:
+    """Refuse weights that do not fit the network one to one, naming the first that differ."""
+
+    def kind(t: Tensor) -> str:
+        return f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}"
+
+    here = {k: kind(t) for k, t in network.state_dict().items() if isinstance(t, Tensor)}
+    saved = {k: kind(t) for k, t in weights.items()}
+    problems = [f"no '{k}' in the network" for k in saved if k not in here]
+    problems += [f"no '{k}' in the file" for k in here if k not in saved]
+    problems += [
+        f"'{k}' is {saved[k]} in the file and {here[k]} in the network"
+        for k in saved
+        if k in here and saved[k] != here[k]
+    ]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ValueError(
+            f"{path} was saved with another network: {'; '.join(problems[:3])}{more}. "
+            "Pass a network of the architecture and dtype that was saved"
+        )

@@ -1,0 +1,120 @@
+"""The whole model as one graph: network, base posterior, residual, probabilities and score.
+
+What comes out needs neither this library nor laplace-torch to run. The batch is dynamic.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._atomic import replacing
+from .._network.running import evaluating
+from ..model import RGPR
+from ..posteriors import Ensemble, SampledPosterior, Temperature
+
+__all__ = ["check_exportable", "onnx", "program"]
+
+
+class _Predict(nn.Module):
+    """The default call alone: probabilities by the probit, or mean and covariance."""
+
+    def __init__(self, model: RGPR) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Any:
+        return self.model.forward(x)  # and not a compiled call
+
+
+class _Everything(_Predict):
+    """That, the score and, of a calibrated model, the p-value, from one pass."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.model._everything(x)
+
+
+def program(
+    model: RGPR, example: Tensor, *, dynamic: bool = True, everything: bool = False
+) -> torch.export.ExportedProgram:
+    """The model as a ``torch.export`` program.
+
+    Args:
+        model: A fitted model.
+        example: An input batch; its values do not matter.
+        dynamic: For any batch size, instead of that of the example alone.
+        everything: Return the score, and the p-value of a calibrated model, beside what a plain
+            call returns.
+
+    Raises:
+        RuntimeError: The model was not fitted.
+        TypeError: The base predicts by random samples, or through another library's object.
+    """
+    model._fitted()
+    check_exportable(model)
+    if len(example) < 2 and dynamic:
+        # A batch of one would be taken for a constant.
+        example = example.new_zeros(2, *example.shape[1:])
+    # On a GPU some operations take no more than 65535 rows, and a named dimension would be refused.
+    batch = torch.export.Dim.DYNAMIC if example.is_cuda else torch.export.Dim("batch")
+    module = _Everything(model) if everything else _Predict(model)
+    with torch.no_grad(), evaluating(module):
+        return torch.export.export(
+            module,
+            (example.detach(),),
+            dynamic_shapes={"x": {0: batch}} if dynamic else None,
+            strict=False,
+        )
+
+
+def onnx(model: RGPR, path: str | os.PathLike[str], example: Tensor) -> Path:
+    """Write the model as an ONNX file, atomically.
+
+    The graph has the input ``x`` and the outputs ``probabilities`` (for regression ``mean`` and
+    ``covariance``), ``score`` and, of a calibrated model, ``p_value``.
+
+    Args:
+        model: A fitted model.
+        path: The file.
+        example: An input batch; its values do not matter.
+
+    Returns:
+        The path.
+    """
+    names = ["probabilities"] if model.likelihood == "classification" else ["mean", "covariance"]
+    names += ["score"] if model._references is None else ["score", "p_value"]
+    with replacing(path) as temporary:  # a folder that is not there is refused before the work
+        exported = program(model, example, everything=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about names of dynamic dimensions
+            graph = torch.onnx.export(
+                exported, dynamo=True, input_names=["x"], output_names=names, verbose=False
+            )
+        assert graph is not None
+        graph.optimize()
+        graph.save(temporary)
+    return Path(path)
+
+
+def check_exportable(model: RGPR) -> None:
+    """Refuse a model that a graph cannot hold."""
+    if model.nan == "raise":
+        raise TypeError("nan='raise' looks at values, which a graph cannot; use nan='propagate'")
+    base: Any = model.posterior
+    while isinstance(base, Temperature):
+        base = base.base
+    if isinstance(base, SampledPosterior) and not isinstance(base, Ensemble):
+        raise TypeError(
+            f"a {type(base).__name__} predicts by random samples, which a graph does not hold; "
+            "export a model over the network itself, its last-layer Laplace, or an ensemble"
+        )
+    if base.kind is None:
+        raise TypeError(
+            f"a {type(base).__name__} predicts through an object of another library, which cannot "
+            "be exported; export a model over the network itself or its last-layer Laplace"
+        )
