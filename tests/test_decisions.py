@@ -170,7 +170,7 @@ def test_an_explanation_adds_up(digits: Task, residual: str) -> None:
         assert float(columns[3]) == pytest.approx(float(v[number]), rel=0.01)
         shown = [float(column) for column in columns[4:]]
         assert shown == pytest.approx(explanation.strangeness[number].tolist(), rel=0.01)
-    assert "multiple of the median" in lines[6]
+    assert "cube of the distance" in lines[6]
 
 
 @both_residuals

@@ -566,12 +566,13 @@ class RGPR(StableBuffers):
         return conformal.p_values(self.score(x), self._reference_scores())
 
     @torch.no_grad()
-    def flag(self, x: Tensor, alpha: float = 0.05, *, fdr: float | None = None) -> Tensor:
+    def flag(self, x: Tensor, alpha: float | None = None, *, fdr: float | None = None) -> Tensor:
         """Which inputs are too strange to be like the validation data, ``(B,)``.
 
         Args:
             x: ``(B, ...)``.
-            alpha: At most this share of inputs like the validation data is flagged.
+            alpha: At most this share of inputs like the validation data is flagged; 0.05 unless
+                ``fdr`` is given.
             fdr: Instead of ``alpha``, for a batch: of the flagged inputs at most this share, on
                 average, is like the validation data (Benjamini and Hochberg).
 
@@ -580,9 +581,13 @@ class RGPR(StableBuffers):
 
         Raises:
             RuntimeError: The model was not calibrated.
-            ValueError: ``alpha`` or ``fdr`` is no share, or smaller than any p-value can be.
+            ValueError: ``alpha`` or ``fdr`` is no share, both are given, or ``alpha`` is smaller
+                than any p-value can be.
         """
         references = self._reference_scores()
+        if alpha is not None and fdr is not None:
+            raise ValueError(f"alpha = {alpha} and fdr = {fdr}: give one of them, not both")
+        alpha = 0.05 if alpha is None else alpha
         name, level = ("alpha", alpha) if fdr is None else ("fdr", fdr)
         if not 0 < level < 1:
             raise ValueError(f"{name} = {level} must lie between 0 and 1: a share of inputs")
@@ -673,11 +678,12 @@ class RGPR(StableBuffers):
         """The largest conformal score that belongs to a set or interval of this coverage."""
         if not 0 < coverage < 1:
             raise ValueError(f"coverage = {coverage} must lie between 0 and 1: a probability")
-        self._fitted()
+        self._reference_scores()
         if self._label_scores is None:
             raise RuntimeError(
-                "there are no labels to promise coverage by: call model.calibrate(val_loader) with "
-                "a loader of (x, y), after sigma2 and temperature are set"
+                "nothing is known about targets: this model was calibrated without them, or its "
+                "sigma2 or temperature was set afterwards. Call model.calibrate(val_loader) with a "
+                "loader of (x, y)"
             )
         return conformal.quantile(self._label_scores, coverage)
 

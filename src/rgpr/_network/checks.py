@@ -122,10 +122,13 @@ def check_target(target: Tensor, outputs: Tensor, likelihood: str, number: int) 
             raise ValueError(f"batch {number} has targets that are not finite; remove them")
         return flat.double()
     classes = max(2, outputs.shape[-1])
+    if outputs.shape[-1] == 1 and flat.is_floating_point() and bool((flat == flat.long()).all()):
+        flat = flat.long()  # a binary cross-entropy takes its targets as 0.0 and 1.0
     if flat.is_floating_point() or bool(((flat < 0) | (flat >= classes)).any()):
         raise ValueError(
             f"batch {number} has targets of {target.dtype} from {flat.min().item()} to "
-            f"{flat.max().item()}; expected whole numbers from 0 to {classes - 1}, one a class"
+            f"{flat.max().item()}; expected integers from 0 to {classes - 1}, one for each class. "
+            "Convert such floats with y.long()"
         )
     return flat[:, 0].long()
 

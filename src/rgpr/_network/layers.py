@@ -161,7 +161,11 @@ def _unknown(pattern: str, names: Sequence[str]) -> str:
 
 
 def _adds_features(head: _Call, hidden: Sequence[_Call], x: Tensor) -> bool:
-    """Whether what goes into the head is neither the input nor one of these outputs."""
+    """Whether what goes into the head is neither the input nor one of these outputs.
+
+    An image that is flattened before the head holds the same numbers, but the residual reads the
+    means over its positions, so it is not the same representation.
+    """
     features = head.given
     if features is None or head.input_problem or features.dim() != 2:
         return False
@@ -173,7 +177,10 @@ def _adds_features(head: _Call, hidden: Sequence[_Call], x: Tensor) -> bool:
     ]
     ours = _sampled(features)
     return not any(
-        shape.numel() == features.numel() and made.dtype == ours.dtype and torch.equal(made, ours)
+        shape.numel() == features.numel()
+        and shape[1:].numel() == _width(shape)
+        and made.dtype == ours.dtype
+        and torch.equal(made, ours)
         for shape, made in known
     )
 

@@ -107,7 +107,8 @@ class Calibration:
         if self.onset is not None:
             before, after = (f"{share:.1%}" for share in self.onset)
             lines.append(f"exactly the base's  {before} -> {after} of these examples")
-            lines.append(f"residual's slope    x {self.slope:.3g}")
+            changed = "unchanged" if self.slope == 1 else f"x {self.slope:.3g}"
+            lines.append(f"variance beyond     {changed}")
         return "\n".join([*lines, *(f"! {warning}" for warning in self.warnings)])
 
 

@@ -20,7 +20,9 @@ class Explanation:
     Attributes:
         layers: The representations.
         variance: What each adds, ``(B, L)``: the rows sum to ``model.variance(x)``.
-        strangeness: How far each is, in units of what is typical of the data, ``(B, L)``.
+        strangeness: The cube of each one's distance from the data, in units of its median at the
+            data, ``(B, L)``. A unit that never varied at the data, such as a pixel that was always
+            black, is measured in the scale of its layer, so its firing gives large numbers.
         score: ``model.score(x)``, ``(B,)``.
         confidence: Largest probability of the prediction, ``(B,)``; regression has none.
     """
@@ -59,7 +61,10 @@ class Explanation:
             parts = "  ".join(f"{distance:>{width}.3g}" for distance in distances)
             shown = "-" if confidence is None else f"{confidence:.3f}"
             lines.append(f"{number:>5}  {score:>8.2f}  {shown:>10}  {total:>10.3g}  {parts}")
-        lines.append("columns of layers: how far, as a multiple of the median at the data")
+        lines.append(
+            "columns of layers: the cube of the distance from the data, in units of its median at "
+            "the data"
+        )
         return "\n".join(lines)
 
 

@@ -341,7 +341,7 @@ def _head(model: RGPR) -> tuple[nn.Linear, int]:
             return head, index
     raise NotBoundedError(
         f"what goes into the linear layer '{name}' is none of the layers {layers}; fit with "
-        f"layers='auto', or with '{name}:input' among them"
+        f"layers={[*layers[1:], name + ':input']}"
     )
 
 
