@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format types bench docs clean
+.PHONY: help setup demo test nightly lint format types bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -24,6 +24,9 @@ demo: setup ## train two small networks, wrap them, print a table and draw the p
 
 test: setup ## the whole test suite, with doctests and the README's snippets
 	$(BIN)/python -m pytest
+
+nightly: setup ## every test, those that take minutes too
+	$(BIN)/python -m pytest -m ""
 
 lint: setup ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -120,6 +120,7 @@ def test_exponents_of_growth() -> None:
     assert slope([1, 2, 4], [3.0, 12.0, 48.0]) == pytest.approx(2)
 
 
+@pytest.mark.slow
 def test_the_command_keeps_other_sections(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks"]
     path = tmp_path / "cpu.json"

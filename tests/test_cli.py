@@ -77,6 +77,7 @@ def test_without_the_extras_it_says_what_to_install(
     assert "install 'rgpr[all]'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_table_of_bases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every base goes to 1/C with the residual: at most 0.02 above it at alpha = 1e6."""
     page = tmp_path / "page.md"

@@ -247,6 +247,7 @@ class Shift(nn.Module):
         return x + 1000
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_compiled_row_alone_is_the_row_in_a_batch(by_kernels: None) -> None:
     """Also for activations far from zero; the logits hardly depend on them here, but ``v`` does."""
@@ -389,13 +390,16 @@ def test_probit(
     counted[0] = 0.0 if bool(counted[1:].any()) else 1.0
     exponents, share = counted / counted.sum(), 2.0**-10
     onset = torch.tensor(1.5).double() if sets_in else None
-    ours = operations.probit(mean, variance, u, sigma2, onset, typical, share, temperature, 1e12)
+    slope = torch.tensor(0.7).double()
+    ours = operations.probit(
+        mean, variance, u, sigma2, onset, slope, typical, share, temperature, 1e12
+    )
     parts = sigma2 * u
     if onset is None:
         spread = 1 + math.pi / 8 * (variance + parts.sum(1, keepdim=True))
     else:
         joint = parts.pow(exponents).prod(1) + share * parts.mean(1)
-        beyond = (joint - onset).clamp_min(0)
+        beyond = slope * (joint - onset).clamp_min(0)
         spread = (1 + math.pi / 8 * variance) * (1 + beyond[:, None])
     expected = torch.softmax(mean.double() / spread.sqrt() / temperature, 1)
     assert ours.dtype == dtype
@@ -492,6 +496,7 @@ def test_layers_that_wait_are_read_before_they_change(by_kernels: None) -> None:
     torch.testing.assert_close(model.variance(far), expected, rtol=1e-4, atol=0)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_what_was_packed_follows_the_model(by_kernels: None) -> None:
     device = torch.get_default_device()
@@ -534,7 +539,13 @@ def test_copies_are_of_one_layer_and_not_of_another() -> None:
 
 
 @pytest.mark.parametrize(
-    "build", [MODELS["network"], onset_over_laplace, paper_over_laplace, images]
+    "build",
+    [
+        pytest.param(MODELS["network"], marks=pytest.mark.slow),
+        onset_over_laplace,
+        pytest.param(paper_over_laplace, marks=pytest.mark.slow),
+        images,
+    ],
 )
 @torch.no_grad()
 def test_compiled_predictions(build, by_kernels: None) -> None:  # type: ignore[no-untyped-def]
@@ -557,6 +568,7 @@ def test_compiled_predictions(build, by_kernels: None) -> None:  # type: ignore[
     assert (torch.ops.rgpr.pooled.default in called) == (x.dim() == 4)
 
 
+@pytest.mark.slow
 def test_compiled_predictions_of_a_model_that_changes(by_kernels: None) -> None:
     """With and without gradients, for few rows and many."""
     model = images()

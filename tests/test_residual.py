@@ -151,14 +151,13 @@ def test_scales_and_onset_do_not_change_what_is_strange() -> None:
         assert torch.equal(other.strangeness(u), reference)
 
 
-def test_rescaled_shares_what_it_does_not_change() -> None:
+def test_a_slope_is_a_factor_on_all_scales_and_the_onset() -> None:
     r = with_onset([1.0, 2.0], 1.0, [0.5, 0.2])
     u = 10 * torch.rand(20, 2, dtype=torch.float64)
-    other = r.rescaled(3 * r.sigma2, torch.tensor(2.0).double())
+    other = r.with_onset(torch.tensor(2.0).double(), torch.tensor(3.0).double())
     assert other.coordinates is r.coordinates
-    torch.testing.assert_close(other(u), with_onset([3.0, 6.0], 2.0, [0.5, 0.2])(u))
-    assert r.sigma2.tolist() == [1.0, 2.0]
-    assert float(r.onset) == 1
+    torch.testing.assert_close(other(u), with_onset([3.0, 6.0], 6.0, [0.5, 0.2])(u))
+    assert float(r.onset) == float(r.slope) == 1
 
 
 @given(
@@ -171,6 +170,8 @@ def test_what_is_guaranteed_is_kept(u: list[list[float]], sigma2: list[float], h
     r = with_onset(sigma2, 2.0)
     if how == "sum":
         r.onset = None
+    else:
+        r.slope = torch.tensor(1.7).double()
     weights, start = r.guaranteed()
     rows = torch.tensor(u, dtype=torch.float64)
     least = (rows @ weights - start).clamp_min(0)

@@ -25,7 +25,7 @@ from .extension.fitting import fit
 from .guarantee.certificate import Certificate, certify
 from .posteriors import Posterior, as_posterior
 from .posteriors.gaussian import Gaussian, standard_normal, symmetric_normal
-from .posteriors.links import bridge, monte_carlo, probit, twice_probit
+from .posteriors.links import bridge, bridge_logits, monte_carlo, probit, twice_probit
 from .residual.recipes import RESIDUALS, ResidualRecipe
 from .residual.variance import SHARE, Residual
 from .tuning.result import TuningResult
@@ -36,7 +36,6 @@ __all__ = ["RGPR"]
 T = TypeVar("T")
 # Tensors that a fit or a calibration makes: there or not, and of whatever size.
 _LEARNED = (
-    "_given_sigma2",
     "_given_onset",
     "_given_temperature",
     "_fit_keys",
@@ -85,7 +84,6 @@ class RGPR(StableBuffers):
     posterior: Posterior
     residual: Residual | None
     _temperature: Tensor
-    _given_sigma2: Tensor | None
     _given_onset: Tensor | None
     _given_temperature: Tensor | None
     _fit_keys: Tensor | None
@@ -151,7 +149,7 @@ class RGPR(StableBuffers):
             train_loader: Yields ``(x, y)``, ``x`` or dicts; batches are moved to the network's
                 device. Labels are looked at by prototypes alone, which take the network's own
                 predictions where there are no class indices.
-            r: Factor on the standard deviations, see :class:`rgpr.residual.coordinates.Standardizer`.
+            r: Factor on the standard deviations: larger makes the residual flatter.
             progress: Show a progress bar where there is a terminal.
 
         Returns:
@@ -172,7 +170,9 @@ class RGPR(StableBuffers):
         self._fit_keys = fitted.keys
         self._fit_count = torch.tensor(fitted.count, device=self._device)
         self._temperature = torch.ones_like(self._temperature)
-        self._keep_given()
+        self._given_temperature = self._temperature.clone()
+        onset = fitted.residual.onset
+        self._given_onset = None if onset is None else onset.clone()
         return self
 
     @property
@@ -191,6 +191,7 @@ class RGPR(StableBuffers):
         return self._fitted().sigma2
 
     @sigma2.setter
+    @torch.inference_mode(False)  # what is kept must be usable outside of it
     def sigma2(self, value: float | Sequence[float] | Tensor) -> None:
         residual = self._fitted()
         new = torch.as_tensor(value, dtype=torch.float64, device=residual.sigma2.device).detach()
@@ -202,7 +203,7 @@ class RGPR(StableBuffers):
         if not bool((new.isfinite() & (new >= 0)).all()):
             raise ValueError(f"sigma2 = {new.tolist()} must be finite and not negative")
         residual.sigma2 = new.expand_as(residual.sigma2).clone()
-        self._keep_given()
+        self._label_scores = None
 
     @property
     def temperature(self) -> Tensor:
@@ -215,32 +216,26 @@ class RGPR(StableBuffers):
         return self._temperature
 
     @temperature.setter
+    @torch.inference_mode(False)
     def temperature(self, value: float | Tensor) -> None:
         number = float(value)
         if not 0 < number < torch.inf:
             raise ValueError(f"temperature = {number} must be positive and finite")
+        if number == float(self._temperature):
+            return  # what calibrate chose stays its choice
         self._temperature = torch.full_like(self._temperature, number)
-        if self.residual is not None:
-            self._keep_given()
-
-    def _keep_given(self) -> None:
-        """Remember the scales that the fit or the user set: sets and intervals are ranked by them.
-
-        Those that :meth:`calibrate` chooses depend on the very data that it ranks.
-        """
-        residual = self._fitted()
-        onset = residual.onset
-        self._given_sigma2 = residual.sigma2.clone()
-        self._given_onset = None if onset is None else onset.clone()
         self._given_temperature = self._temperature.clone()
         self._label_scores = None
 
     def _as_given(self) -> tuple[Residual, Tensor]:
-        """The residual and the temperature with those scales."""
-        assert self._given_sigma2 is not None
-        assert self._given_temperature is not None
-        residual = self._fitted().rescaled(self._given_sigma2, self._given_onset)
-        return residual, self._given_temperature
+        """The residual and the temperature as the fit or the user set them.
+
+        Sets and intervals are ranked by these. What :meth:`calibrate` chooses depends on the very
+        data that it ranks.
+        """
+        residual = self._fitted()
+        given = self._temperature if self._given_temperature is None else self._given_temperature
+        return residual.with_onset(self._given_onset, torch.ones_like(residual.slope)), given
 
     def _load_from_state_dict(self, state_dict, prefix, *rest):  # type: ignore[no-untyped-def]
         for name in _LEARNED:  # there, or not, and of the size that they have in the state
@@ -269,11 +264,13 @@ class RGPR(StableBuffers):
         - With at least 100 labelled examples, the temperature (never below its present value).
         - With at least 1000, where the residual's variance sets in: as early as the budget
           allows, from the 95 % quantile of these data on, and at twice the onset up to six times
-          its unit.
+          its unit. With fewer it moves only if they show, beyond two standard errors, that the
+          budget is broken.
 
-        It never makes the residual weaker than the fit left it: beyond twice the onset no input
-        gets less variance, and where the onset did not have to move none does. It never makes the
-        likelihood of these data worse than the budget says. Calibrating again starts anew.
+        It never makes the residual weaker than the fit left it: if the budget allows, no input gets
+        less variance; else the onset moves out, and beyond twice the new one no input gets less.
+        It never makes the likelihood of these data worse than the budget says, or than it was.
+        Calibrating again starts anew.
 
         Args:
             val_loader: Yields ``(x, y)`` or ``x``, held out from training and exchangeable with
@@ -458,6 +455,7 @@ class RGPR(StableBuffers):
                     u,
                     residual.sigma2,
                     residual.onset,
+                    residual.slope,
                     residual.typical,
                     SHARE,
                     self.temperature,
@@ -470,11 +468,15 @@ class RGPR(StableBuffers):
             v = torch.where(limit, 0.0, v)
             if self.likelihood == "regression":
                 return _regression(gaussian, v, limit, diagonal_output)
-            if link_approx == "bridge":
-                return set_limit(bridge(gaussian, v, self.temperature), limit)
             if residual.onset is None:
-                return set_limit(probit(gaussian, v, self.temperature), limit)
-            return set_limit(twice_probit(gaussian, v / residual.unit, self.temperature), limit)
+                link = bridge if link_approx == "bridge" else probit
+                return set_limit(link(gaussian, v, self.temperature), limit)
+            beyond = v / residual.unit
+            if link_approx == "bridge":
+                logits = bridge_logits(gaussian, torch.zeros_like(v), self.temperature)
+                flat = torch.softmax(logits * (1 + beyond[:, None]).rsqrt(), -1)
+                return set_limit(flat.to(x.dtype), limit)
+            return set_limit(twice_probit(gaussian, beyond, self.temperature), limit)
 
     def predictive_samples(
         self,
@@ -511,7 +513,7 @@ class RGPR(StableBuffers):
         check_n_samples(n_samples)
         samples, u = self._read(x, lambda clean: self.posterior.sample(clean, n_samples, generator))
         v = self._fitted()(known(u, x.dtype))
-        limit = at_limit(u, v, samples.isfinite().all(2).all(0), x.dtype)
+        limit = at_limit(u, v, (samples.abs() < torch.inf).all(2).all(0), x.dtype)
         v = torch.where(limit, torch.inf, v)
         if self.likelihood == "classification" and symmetric:
             noise = symmetric_normal(n_samples, (len(x), samples.shape[2]), samples, generator)
@@ -581,8 +583,8 @@ class RGPR(StableBuffers):
 
         Raises:
             RuntimeError: The model was not calibrated.
-            ValueError: ``alpha`` or ``fdr`` is no share, both are given, or ``alpha`` is smaller
-                than any p-value can be.
+            ValueError: ``alpha`` or ``fdr`` is no share, both are given, or it is smaller than
+                any p-value can be.
         """
         references = self._reference_scores()
         if alpha is not None and fdr is not None:
@@ -591,11 +593,11 @@ class RGPR(StableBuffers):
         name, level = ("alpha", alpha) if fdr is None else ("fdr", fdr)
         if not 0 < level < 1:
             raise ValueError(f"{name} = {level} must lie between 0 and 1: a share of inputs")
-        if fdr is None and len(references) < conformal.references_for(alpha):
+        if len(references) < conformal.references_for(level):
             raise ValueError(
-                f"alpha = {alpha:g} is below 1/{len(references) + 1}, the smallest p-value that "
+                f"{name} = {level:g} is below 1/{len(references) + 1}, the smallest p-value that "
                 f"{len(references)} references allow; calibrate with at least "
-                f"{conformal.references_for(alpha)} examples, or use a larger alpha"
+                f"{conformal.references_for(level)} examples, or use a larger {name}"
             )
         p = self.p_value(x)
         flagged = p <= level if fdr is None else conformal.false_discoveries(p, fdr)
@@ -637,9 +639,10 @@ class RGPR(StableBuffers):
             raise ValueError("intervals are of numbers; this model classifies: use predict_set")
         bound = self._bound(coverage)
         gaussian, u = self._read(x, self.posterior)
-        width = bound * deviations(self._as_given()[0], gaussian, u, x.dtype)
+        deviation = deviations(self._as_given()[0], gaussian, u, x.dtype)
+        limit = deviation.isinf()
+        width = torch.where(limit, torch.inf, bound * deviation)  # also where the bound is zero
         mean = gaussian.mean.double()
-        limit = width.isinf()
         low, high = (torch.where(limit, 0.0, mean) + side * width for side in (-1, 1))
         return low, high
 
@@ -657,7 +660,8 @@ class RGPR(StableBuffers):
 
         The promise is about the probit, for every direction. It is the smaller of two radii: one
         rests on a rigorous upper bound of the network's Lipschitz constant, the other on the
-        residual of the head's own input and holds at every depth; see :mod:`rgpr.guarantee.certificate`.
+        residual of the head's own input and holds at every depth; see
+        :mod:`rgpr.guarantee.certificate`.
 
         Raises:
             TypeError: Neither can be had; the message names what is in the way of both.

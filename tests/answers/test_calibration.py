@@ -49,23 +49,31 @@ def test_not_weaker_and_within_the_budget(
         assert bool((after[far] >= before[far] * (1 - 1e-9)).all())
         assert bool(far.any())
         assert bool((confidence(model(inputs))[far] <= sharp[far] + 1e-6).all())
-    assert spent <= budget + 1e-6
     assert found.nll is not None
+    # Few examples show nothing about a small excess; then all stays as it was.
+    assert spent <= budget + 1e-6 or (n < 1000 and found.nll[2] <= found.nll[1] + 1e-9)
     assert found.nll[2] - found.nll[0] == pytest.approx(spent, abs=1e-5)
     assert float(model.temperature) >= 1
 
 
 def test_the_rules_of_onset_and_slope_by_hand() -> None:
     R = torch.linspace(0, 10, 2001, dtype=torch.float64)
-    free, forbidden = (lambda beyond: True), (lambda beyond: not bool(beyond.any()))
-    q, c = _onset_and_slope(R, 5.0, free, many=True)
-    assert (q, c) == (pytest.approx(9.5), pytest.approx(2 - 5 / 9.5))  # later, so steeper
-    q, c = _onset_and_slope(R, 20.0, free, many=True)
+    few = R[::10]
+
+    def free(beyond: Tensor) -> Tensor:
+        return torch.zeros_like(beyond)
+
+    q, c = _onset_and_slope(R, 5.0, free, 0.1)
+    assert (q, c) == (5.0, pytest.approx(6 / 5))  # not later, and as steep as may be
+    q, c = _onset_and_slope(R, 20.0, free, 0.1)
     assert (q, c) == (pytest.approx(9.5), 1.0)  # earlier and not flatter: stronger everywhere
-    q, c = _onset_and_slope(R, 5.0, forbidden, many=True)
+    q, c = _onset_and_slope(R, 5.0, torch.sign, 0.0301)  # any variance costs one
+    assert (q, c) == (pytest.approx(9.7), pytest.approx(2 - 5 / 9.7))  # later, so steeper
+    q, c = _onset_and_slope(R, 5.0, torch.sign, 0.0)
     assert (q, c) == (10.0, 1.5)
-    assert _onset_and_slope(R, 5.0, free, many=False) == (5.0, 1.0)
-    q, c = _onset_and_slope(R, 5.0, forbidden, many=False)
+    assert _onset_and_slope(few, 5.0, free, 0.1) == (5.0, 1.0)
+    assert _onset_and_slope(few, 9.95, torch.sign, 0.0) == (9.95, 1.0)  # one of 201 shows nothing
+    q, c = _onset_and_slope(few, 5.0, torch.sign, 0.0)
     assert (q, c) == (10.0, 1.5)
     # Twice as far out as the onset, and further, the new variance is not below the old one.
     beyond = torch.linspace(2 * q, 100, 50, dtype=torch.float64)
@@ -213,7 +221,7 @@ def test_shares_and_order_of_calls(model: rgpr.RGPR, digits: Task) -> None:
         model.interval(digits.x)
     model.sigma2 = 2 * model.sigma2
     assert model.p_value(digits.x).shape == (len(digits.x),)  # the score does not depend on it
-    with pytest.raises(RuntimeError, match="after sigma2 and temperature are set"):
+    with pytest.raises(RuntimeError, match="its sigma2 or temperature was set afterwards"):
         model.predict_set(digits.x)
 
 

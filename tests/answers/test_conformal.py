@@ -120,7 +120,7 @@ def test_sets_cover_as_often_as_promised(n: int, coverage: float) -> None:
 
 def test_too_few_references_promise_everything() -> None:
     assert quantile(torch.tensor([1.0, 2.0]), 0.9) == math.inf
-    assert quantile(torch.tensor([1.0, 2.0]), 0.5) == 2.0
+    assert quantile(torch.tensor([1.0, 2.0]), 0.5) == pytest.approx(2.0, abs=1e-4)
 
 
 @given(st.integers(0, 10**6), st.integers(2, 8))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import rgpr.paper
+import rgpr_paper
 from rgpr.cli import main
 from rgpr_paper import EXPERIMENTS
 from rgpr_paper.experiment import Context, Unit, run_units

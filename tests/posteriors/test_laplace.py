@@ -411,6 +411,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.slow
 def test_a_thousand_classes_fit_into_a_gigabyte(tmp_path: Path) -> None:
     """Explicit Jacobians of 256 inputs would take 256 * 1000 * 513000 numbers: 525 GB."""
     network = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 1000))

@@ -90,7 +90,11 @@ def test_networks_with_batch_normalisation(posterior_class: type[KFL]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "shape", "layers"), [(lenet, (1, 28, 28), 8), (resnet18, (3, 32, 32), 22)]
+    ("build", "shape", "layers"),
+    [
+        (lenet, (1, 28, 28), 8),
+        pytest.param(resnet18, (3, 32, 32), 22, marks=pytest.mark.slow),
+    ],
 )
 def test_the_papers_networks(build: Any, shape: tuple[int, ...], layers: int) -> None:
     """KFL over the whole LeNet and the whole ResNet-18, batch normalisation and all."""

@@ -112,7 +112,9 @@ class Widened(Posterior):
 
     def forward(self, x: Tensor) -> rgpr.posteriors.gaussian.Gaussian:
         root = torch.tril(torch.ones(3, 3)).double() / 2
-        return rgpr.posteriors.gaussian.DenseGaussian(self.point(x), (root @ root.T).expand(len(x), 3, 3))
+        return rgpr.posteriors.gaussian.DenseGaussian(
+            self.point(x), (root @ root.T).expand(len(x), 3, 3)
+        )
 
 
 @pytest.mark.parametrize("objective", ["likelihood", "ood"])

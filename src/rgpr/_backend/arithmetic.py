@@ -3,9 +3,9 @@ r"""The residual's arithmetic, reading each representation once.
 Eight small operations carry all of it. On a GPU, outside of autograd and ``torch.compile``, each
 is a Triton kernel (:mod:`rgpr._backend.triton_kernels`); everywhere else it is plain torch, which
 ``torch.compile`` and exporters fuse by themselves, and nothing is packed. Some of them stay kernels
-in the graph of :meth:`rgpr.RGPR.compile` (:mod:`rgpr._backend.graph_operators`). Inputs may be float32, bfloat16,
-float16 or float64, contiguous or channels-last; cubes are summed in float64, which no float32 value
-can overflow.
+in the graph of :meth:`rgpr.RGPR.compile` (:mod:`rgpr._backend.graph_operators`). Inputs may be
+float32, bfloat16, float16 or float64, contiguous or channels-last; cubes are summed in float64,
+which no float32 value can overflow.
 """
 
 from __future__ import annotations
@@ -198,6 +198,7 @@ def fused_probit(
     u: Tensor,
     sigma2: Tensor,
     onset: Tensor | None,
+    slope: Tensor,
     typical: Tensor,
     share: float,
     temperature: Tensor,
@@ -214,7 +215,8 @@ def fused_probit(
         u: ``(B, L)`` in float64.
         sigma2: ``(L,)`` in float64.
         onset: One number in float64, or ``None`` for the sum over the layers; see
-            :class:`rgpr.residual.variance.Residual`, also for the next one.
+            :class:`rgpr.residual.variance.Residual`, also for the next two.
+        slope: One number in float64.
         typical: ``(L,)`` in float64.
         share: Weight of the arithmetic mean beside the geometric one.
         temperature: One number in float64.
@@ -224,7 +226,7 @@ def fused_probit(
     if kernels is None or not 1 < mean.shape[1] <= kernels.MOST_CLASSES:
         return None
     found: Tensor = kernels.probit(
-        mean, variance, u, sigma2, onset, typical, share, temperature, far
+        mean, variance, u, sigma2, onset, slope, typical, share, temperature, far
     )
     return found
 

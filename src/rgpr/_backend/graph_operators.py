@@ -1,4 +1,4 @@
-"""Kernels of :mod:`rgpr._backend.triton_kernels` as operators, which a compiled graph calls as they are.
+"""The Triton kernels as operators, which a compiled graph calls as they are.
 
 They have no derivatives: graphs that hold them are for calls without gradients.
 """

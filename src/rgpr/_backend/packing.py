@@ -95,9 +95,10 @@ class Packed(Copies):
 
     Attributes:
         layers: The parts, in the order in which they are packed.
-        arguments: What :func:`rgpr._backend.arithmetic.packed_cubes` takes beside the rows. ``numbers`` holds,
-            for each layer, its axes in blocks, its products with the centers (both transposed and
-            in two parts), half of each center's squared length, the centers, and the origin.
+        arguments: What :func:`rgpr._backend.arithmetic.packed_cubes` takes beside the rows.
+            ``numbers`` holds, for each layer, its axes in blocks, its products with the centers
+            (both transposed and in two parts), half of each center's squared length, the centers,
+            and the origin.
             ``table`` has a row for every block of coordinates that one program takes: the layer,
             where its rows begin, units, centers, the block's first coordinate, and where in
             ``numbers`` the block, the products, the halves and the origin begin.

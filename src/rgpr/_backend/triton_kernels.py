@@ -141,7 +141,7 @@ def packed_cubes(
 
 
 def squares_by_block(rows: Tensor, basis: Tensor, weights: Tensor) -> Tensor:
-    """:func:`rgpr._backend.arithmetic.weighted_squares` of each block of coordinates, ``(blocks, B, C)``."""
+    """Weighted squares of each block of coordinates, ``(blocks, B, C)``."""
     rows, basis, weights = rows.contiguous(), basis.contiguous(), weights.contiguous()
     (count, n), (blocks, _, _, padded), classes = rows.shape, basis.shape, weights.shape[1]
     out = torch.empty(blocks, count, classes, dtype=torch.float64, device=rows.device)
@@ -173,6 +173,7 @@ def probit(
     u: Tensor,
     sigma2: Tensor,
     onset: Tensor | None,
+    slope: Tensor,
     typical: Tensor,
     share: float,
     temperature: Tensor,
@@ -185,8 +186,8 @@ def probit(
         with torch.cuda.device_of(mean):
             _probit[(rows,)](
                 mean.contiguous(), variance.contiguous(), u.contiguous(), sigma2,
-                temperature if onset is None else onset, typical, temperature, out, share, far,
-                classes, u.shape[1], onset is not None, power_of_two(classes),
+                temperature if onset is None else onset, slope, typical, temperature, out, share,
+                far, classes, u.shape[1], onset is not None, power_of_two(classes),
                 power_of_two(u.shape[1]),
             )  # fmt: skip
     return out
@@ -569,7 +570,8 @@ def _softmax(logits, inside):
 
 @triton.jit
 def _probit(
-    mean, variance, u, sigma2, onset, typical, temperature, out, share, far, classes, layers,
+    mean, variance, u, sigma2, onset, slope, typical, temperature, out, share, far, classes,
+    layers,
     ONSET: tl.constexpr, CLASSES: tl.constexpr, LAYERS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -587,10 +589,12 @@ def _probit(
         counts = ((varied > 0) & (scales > 0) & (layer > 0)).to(tl.float64)
         powers = tl.where(tl.sum(counts) > 0, counts, (layer == 0).to(tl.float64))
         powers = powers / tl.sum(powers)
-        logs = tl.where(powers > 0, tl.log(tl.maximum(added, 1e-300)) * powers, 0)
+        # One silent layer silences the product; a NaN stays one.
+        logs = tl.where(added == 0, -float("inf"), tl.log(tl.where(added == 0, 1, added)))
+        logs = tl.where(powers > 0, logs * powers, 0)
         total = tl.exp(tl.sum(logs)) + share * tl.sum(added) / layers
         v = total - tl.load(onset)
-        v = tl.where(v < 0, 0, v)
+        v = tl.where(v < 0, 0, v) * tl.load(slope)
     else:
         v = tl.sum(added)
     v = tl.where(first != first, first, v)

@@ -78,8 +78,8 @@ def check_batch(
 def not_finite(which: str) -> ValueError:
     """The error for a batch of training data with such values."""
     return ValueError(
-        f"{which} holds values that are not finite (NaN or inf); the moments of the "
-        "training data would be lost. Remove these examples"
+        f"{which} holds values that are not finite (NaN or inf), from which nothing can be "
+        "learned. Remove these examples"
     )
 
 

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from .capture import _GOES_IN, INPUT, _parse
-from .trace import _Call, _sampled, _trace
+from .trace import _Call, _few, _sampled, _trace
 
 __all__ = ["LayerChoice", "check_layers", "choose_layers"]
 
@@ -78,7 +78,7 @@ def choose_layers(
     """Names of the representations, in the order in which they are computed, input first.
 
     Args:
-        network: The network; it runs once on two rows of ``x``, in evaluation mode.
+        network: The network; it runs once on a few rows of ``x``, in evaluation mode.
         choice: ``"auto"``; names and globs; or a function of (name, module) to bool.
         x: A batch of inputs.
         keep_last: ``"auto"`` takes the last stage too: it makes features here, not outputs.
@@ -86,7 +86,7 @@ def choose_layers(
     Raises:
         ValueError: A name matches nothing that ran, or a chosen layer has no representation.
     """
-    x = x[:2]  # all it takes
+    x = _few(x)
     root = _trace(network, x)
     events = list(_events(root))
     finished = [call for call, begins in events if not begins]

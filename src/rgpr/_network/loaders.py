@@ -36,7 +36,11 @@ def _batches(loader: Iterable[Any], *, progress: bool, description: str) -> Iter
             f"this is a {type(loader).__name__}, which yields single examples; pass a DataLoader "
             "of it, or [x] for one batch x"
         )
-    if isinstance(loader, tuple) and len(loader) == 2 and all(isinstance(t, Tensor) for t in loader):
+    if (
+        isinstance(loader, tuple)
+        and len(loader) == 2
+        and all(isinstance(t, Tensor) for t in loader)
+    ):
         first, second = loader
         if first.dim() != second.dim() and len(first) == len(second):
             raise TypeError(

@@ -121,12 +121,14 @@ class ClassMoments:
     def __init__(self, classes: int, *, diagonal: bool = False) -> None:
         self.classes, self.diagonal = classes, diagonal
         self.counts = torch.zeros(0, dtype=torch.float64)
+        self.resolution = 0.0
         self._near = self._sums = self._scatter = torch.zeros(0, dtype=torch.float64)
 
     def update(self, h: Tensor, y: Tensor) -> None:
         """Take in a batch of features and the class index of each."""
         if len(h) == 0:
             return
+        self.resolution = max(self.resolution, torch.finfo(at_least_float32(h.dtype)).eps)
         h = h.double()
         by_class = self._sums_by_class(y, h)
         counts = by_class(h.new_ones(len(h), 1))[:, 0]
@@ -143,6 +145,7 @@ class ClassMoments:
         """Take in another's; see :attr:`state`. With the sign -1, take it out again."""
         if state["counts"].numel() == 0:
             return
+        self.resolution = max(self.resolution, state["resolution"])
         self._welcome(state["counts"], state["means"])
         delta = state["means"] - self._near
         weighted = delta * state["counts"][:, None]
@@ -153,7 +156,8 @@ class ClassMoments:
     @property
     def state(self) -> dict[str, Any]:
         """All there is to know of the data seen."""
-        return {"counts": self.counts, "means": self.means, "scatter": self.scatter}
+        names = ("counts", "means", "scatter", "resolution")
+        return {name: getattr(self, name) for name in names}
 
     def _welcome(self, counts: Tensor, means: Tensor) -> None:
         """A class is measured from where it was first seen."""
@@ -195,5 +199,9 @@ class ClassMoments:
 
     @property
     def covariance(self) -> Tensor:
-        """Within classes, ``(D, D)`` or its diagonal ``(D,)``."""
-        return self.scatter / self.counts.sum().clamp_min(1)
+        """Within classes, ``(D, D)`` or its diagonal ``(D,)``; zero for units that never varied."""
+        covariance = self.scatter / self.counts.sum().clamp_min(1)
+        variances = covariance if self.diagonal else covariance.diagonal()
+        rounding = 4 * self.resolution * self.means.abs().amax(0)
+        varied = variances > rounding.square()
+        return torch.where(varied if self.diagonal else varied & varied[:, None], covariance, 0.0)

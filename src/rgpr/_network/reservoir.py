@@ -1,4 +1,4 @@
-"""TODO."""
+"""An even sample of a stream, which does not depend on how the stream was cut."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ __all__ = ["Reservoir", "row_keys"]
 
 # On a GPU, where sorting is mostly waiting, so many times the rows are gathered before it.
 _LAZY = 4
+# Keys of rows that are remembered to count equal ones: 128 MiB of them.
+_REMEMBERED = 1 << 24
 # Words of a row that have a factor of their own each in its key.
 _KEYED = 128
 _ODD = 0x5851F42D4C957F2D
@@ -22,9 +24,11 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Reservoir:
     """An even sample of at most ``size`` rows of a stream, the same however the stream is cut.
 
-    Every row has a key made from the bits of its input, as good as random; those with the smallest
-    keys are kept. So neither the size nor the order of batches matters, nor which of several
-    processes saw a row; only of rows with the same key, as equal inputs have, the first are taken.
+    Every row has a key made from the bits of its input and from how many equal inputs came before
+    it, as good as random; the rows with the smallest keys are kept. So neither the size nor the
+    order of batches matters, nor which of several processes saw a row, and of an input that comes
+    often as large a share is kept as of all others. (Where copies of an input are spread over
+    several processes, each process counts its own.)
 
     Args:
         size: The most rows that are kept.
@@ -34,10 +38,14 @@ class Reservoir:
         self.size, self.seen = size, 0
         self._parts: list[tuple[Tensor, ...]] = []
         self._waiting = 0
+        self._occurrences = _Occurrences()
 
     def add(self, x: Tensor, *rows: Tensor) -> None:
         """Take in a batch: inputs ``(B, ...)``, and what is kept of each (by default itself)."""
-        self._extend(row_keys(x), *(rows or (x,)), seen=len(x))
+        keys = row_keys(x)
+        # The first of equal inputs has the key of its bits; each further one has a key of its own.
+        keys = keys + _mixed(self._occurrences.numbered(keys)) * _ODD
+        self._extend(keys, *(rows or (x,)), seen=len(x))
 
     def merge(self, state: Any) -> None:
         """Take in what another one kept; see :attr:`state`."""
@@ -76,6 +84,34 @@ class Reservoir:
             self._parts, self._waiting = [tuple(t[kept] for t in merged)], 0
 
 
+class _Occurrences:
+    """How often each key came before.
+
+    All keys are remembered, in sorted runs whose lengths at least double from each to the one
+    before it, so that a batch is looked up in few of them and none is sorted often.
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[Tensor] = []
+
+    def numbered(self, keys: Tensor) -> Tensor:
+        """How many equal keys came before each of these, ``(B,)``; then they count as seen."""
+        order = keys.argsort(stable=True)
+        ordered = keys[order]
+        place = torch.arange(len(keys), device=keys.device)
+        within = place - torch.searchsorted(ordered, ordered)
+        numbers = torch.empty_like(place)
+        numbers[order] = within
+        for run in self._runs:
+            high = torch.searchsorted(run, keys, right=True)
+            numbers += high - torch.searchsorted(run, keys)
+        if sum(map(len, self._runs)) < _REMEMBERED:
+            while self._runs and len(self._runs[-1]) <= 2 * len(ordered):
+                ordered = torch.cat([self._runs.pop(), ordered]).sort().values
+            self._runs.append(ordered)
+        return numbers
+
+
 def row_keys(x: Tensor) -> Tensor:
     """A number for each row that depends on its bits alone; :func:`_mixed` makes it random."""
     words = _words(x.detach().flatten(1))
@@ -85,7 +121,7 @@ def row_keys(x: Tensor) -> Tensor:
         padded = nn.functional.pad(words, (0, missing)) if missing else words
         table = padded.view(len(padded), padded.shape[1] // _KEYED, _KEYED)
         words = torch.cat([table.sum(1), table.sum(2)], 1)
-    # Round numbers end in zeros, which a product keeps: what is above them counts below, too.
+    # Round numbers end in zeros, and so do their products: higher bits are mixed into lower ones.
     words = words ^ (words >> 29)
     return (words * _factors(words.shape[1], words.device)).sum(1)
 

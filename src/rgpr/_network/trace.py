@@ -18,6 +18,8 @@ __all__ = ["linear_head"]
 
 # So many numbers of every output are kept while a network is looked at, to be compared.
 _KEPT = 1 << 16
+# Rows that a network is looked at with.
+_ROWS = 16
 
 
 @dataclass
@@ -41,10 +43,10 @@ def linear_head(network: nn.Module, x: Tensor) -> str | None:
     """The name of the linear layer whose output is the network's, if there is one.
 
     Args:
-        network: The network; it runs once on two rows of ``x``, in evaluation mode.
+        network: The network; it runs once on a few rows of ``x``, in evaluation mode.
         x: A batch of inputs.
     """
-    head = _trace(network, x[:2]).head
+    head = _trace(network, _few(x)).head
     return None if head is None else head.name
 
 
@@ -58,6 +60,14 @@ def _problem(h: Tensor, what: str, rows: int) -> str:
             "expected (B, ...) with the batch first"
         )
     return ""
+
+
+def _few(x: Tensor) -> Tensor:
+    """Rows to look at a network with: several, so that tensors which differ are seen to differ.
+
+    One row is taken twice: of a single one nobody can tell a batch from a constant.
+    """
+    return x[:_ROWS] if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1))
 
 
 def _trace(network: nn.Module, x: Tensor) -> _Call:

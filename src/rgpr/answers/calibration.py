@@ -1,23 +1,26 @@
 r"""What only held-out data can tell; see :meth:`rgpr.RGPR.calibrate`.
 
 **The residual.** With :math:`R(x)` what the default residual compares with its onset, the fit left
-:math:`w = (R - \kappa)_+`. Calibrating moves the onset to ``q``, a quantile of :math:`R` at the
-held-out data, and the slope to ``c``: :math:`w' = c\,(R - q)_+`. Two rules bind it.
+:math:`w = (R - \kappa)_+`. Calibrating moves the onset to ``q`` and the slope to ``c``:
+:math:`w' = c\,(R - q)_+`. Two rules bind it.
 
 - *Not weaker.* :math:`c \ge 1` if :math:`q \le \kappa`, and then :math:`w' \ge w` everywhere; else
   :math:`c \ge 2 - \kappa / q`, and then :math:`w' \ge w` wherever :math:`R \ge 2 q`.
 - *Within the budget.* The mean negative log-likelihood of the held-out data is at most
   ``max_nll_increase`` above what it is without the residual.
 
-Among slopes up to ``6 / q`` the largest that keeps the budget is taken. If none does, the onset
-moves to a higher quantile; at the maximum no held-out example has any variance, so one always does.
+The first ``q`` that is tried is the 95 % quantile of :math:`R` at the held-out data, or
+:math:`\kappa` if that is smaller. Among slopes up to ``6 / q`` the largest that keeps the budget is
+taken. If none does, the onset moves to a higher quantile; at the maximum no held-out example has
+any variance, so one always does.
 
-**The temperature** is the best for the base's likelihood, and never below what it was: a sharper
-answer would be a weaker promise far away. It moves only if there are at least 100 labelled examples
-and their likelihood gains more than two standard errors.
+**The temperature** is the best for the likelihood (of the base, or of the base with the paper's
+residual, which adds to its variance), and never below what it was: a sharper answer would be a
+weaker promise far away. It moves only if there are at least 100 labelled examples and their
+likelihood gains more than two standard errors.
 
 Fewer than 1000 labelled examples cannot tell differences of the size of the budget from chance.
-Then the residual stays as it was, unless that breaks the budget on them.
+Then the residual stays as it was, unless it costs more than the budget by two standard errors.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ __all__ = ["Calibration", "calibrate"]
 # Labelled examples from which on their likelihood chooses a temperature, and onset and slope.
 _FOR_TEMPERATURE, _FOR_ONSET = 100, 1000
 # Quantiles of the held-out data that are tried as the onset, in this order.
-_ONSETS = (0.95, 0.96, 0.97, 0.98, 0.99, 1.0)
+_ONSETS = (0.95, 0.96, 0.97, 0.98, 0.99, 0.995, 0.999, 1.0)
 # The largest variance at twice the onset, in its unit, and the slopes that are tried below it.
 _KAPPA, _SLOPES = 6.0, 25
 _TEMPERATURES = torch.logspace(0, 1.3, 66, dtype=torch.float64)
@@ -64,7 +67,7 @@ class Calibration:
         temperature: Before and after.
         onset: The share of the held-out examples without any variance, before and after; ``None``
             for the paper's residual.
-        slope: The factor on ``sigma2``, 1 if it stayed.
+        slope: The factor on the variance beyond the onset, 1 if it stayed.
         nll: Mean negative log-likelihood of the held-out data: without residual and temperature,
             as the fit left it, and now. ``None`` without labels.
         ece: Likewise the calibration error, for classification.
@@ -133,14 +136,16 @@ def calibrate(
         progress=progress,
         description="rgpr calibrate",
         watch=model._fit_keys,
+        keep_overflowed=True,
     )
     notes = _notes(model, outputs)
     given, temperature = model._as_given()
+    ones = torch.ones_like(given.slope)
     dtype = torch.float64  # collected values are finite: no row is at the limit
     gaussian = DiagonalGaussian(outputs.first, outputs.second)
     strange = score(residual.strangeness(outputs.u), outputs.first, model.likelihood)
     label_scores: Tensor | None = None
-    chosen = _Chosen(given.sigma2, given.onset, temperature)
+    chosen = _Chosen(given.onset, ones, temperature)
     report: dict[str, Any] = {}
     if outputs.target is not None:
         if model.likelihood == "classification":
@@ -149,13 +154,21 @@ def calibrate(
         else:
             error = (outputs.target - outputs.first).abs()
             label_scores = (error / deviations(given, gaussian, outputs.u, dtype)).amax(1)
-        chosen, report = _choose(model, outputs, max_nll_increase)
+        # Of rows where the network overflowed only the scores are known.
+        inside = outputs.u[:, 0] < torch.inf
+        chosen, report = _choose(model, outputs.of(inside), max_nll_increase)
     onset = None
     if given.onset is not None and chosen.onset is not None:
-        after = given.rescaled(chosen.sigma2, chosen.onset)
+        after = given.with_onset(chosen.onset, chosen.slope)
         quiet = [float((r.beyond(outputs.u) == 0).double().mean()) for r in (given, after)]
         onset = (quiet[0], quiet[1])
-    residual.sigma2, residual.onset = chosen.sigma2, chosen.onset
+        if float(chosen.onset) > 2 * float(given.onset):
+            notes.append(
+                f"the variance sets in at {float(chosen.onset / given.onset):.3g} times the "
+                "strangeness that fit left, since these data lie further out than the training "
+                "data; inputs in between are answered as the base does. Are they of the same kind?"
+            )
+    residual.onset, residual.slope = chosen.onset, chosen.slope
     model._temperature = chosen.temperature
     model._references = strange.sort().values
     model._label_scores = None if label_scores is None else label_scores.sort().values
@@ -167,7 +180,7 @@ def calibrate(
         labelled=outputs.target is not None,
         temperature=(float(temperature), float(chosen.temperature)),
         onset=onset,
-        slope=chosen.slope,
+        slope=float(chosen.slope),
         warnings=notes,
         **report,
     )
@@ -175,12 +188,11 @@ def calibrate(
 
 @dataclass(frozen=True)
 class _Chosen:
-    """The scales after calibrating."""
+    """What calibrating sets."""
 
-    sigma2: Tensor
     onset: Tensor | None
+    slope: Tensor
     temperature: Tensor
-    slope: float = 1.0
 
 
 def _of(table: Tensor, target: Tensor) -> Tensor:
@@ -200,17 +212,16 @@ def _choose(model: RGPR, outputs: Outputs, budget: float) -> tuple[_Chosen, dict
     before = float(losses(as_fitted, temperature).mean())
     warmer = temperature
     if len(outputs) >= _FOR_TEMPERATURE:
-        warmer = losses.temperature(temperature, nothing)
-    chosen, beyond = _Chosen(given.sigma2, given.onset, warmer), as_fitted
+        warmer = losses.temperature(temperature, nothing if given.onset is not None else as_fitted)
+    chosen, beyond = _Chosen(given.onset, torch.ones_like(given.slope), warmer), as_fitted
     if given.onset is not None and bool(given.sigma2.any()):
-        allowed = float(losses(nothing, warmer).mean()) + budget
+        without = losses(nothing, warmer)
 
-        def within(beyond: Tensor) -> bool:
-            return float(losses(beyond, warmer).mean()) <= allowed
+        def cost(beyond: Tensor) -> Tensor:
+            return losses(beyond, warmer) - without
 
-        many = len(outputs) >= _FOR_ONSET
-        q, c = _onset_and_slope(given.joint(outputs.u), float(given.onset), within, many)
-        chosen = _Chosen(c * given.sigma2, torch.full_like(given.onset, c * q), warmer, c)
+        q, c = _onset_and_slope(given.joint(outputs.u), float(given.onset), cost, budget)
+        chosen = _Chosen(torch.full_like(given.onset, q), torch.full_like(given.onset, c), warmer)
         beyond = c * (given.joint(outputs.u) - q).clamp_min(0)
     report: dict[str, Any] = {"nll": (base, before, float(losses(beyond, warmer).mean()))}
     report |= losses.report(
@@ -220,27 +231,31 @@ def _choose(model: RGPR, outputs: Outputs, budget: float) -> tuple[_Chosen, dict
 
 
 def _onset_and_slope(
-    R: Tensor, kappa: float, within: Callable[[Tensor], bool], many: bool
+    R: Tensor, kappa: float, cost: Callable[[Tensor], Tensor], budget: float
 ) -> tuple[float, float]:
     """``q`` and ``c`` by the rules at the head of this file.
 
     Args:
         R: What is compared with the onset, of the held-out data.
         kappa: The onset that the fit left; its slope is one.
-        within: Whether a variance keeps the budget.
-        many: Whether there are enough data to choose, instead of only keeping the budget.
+        cost: What a variance costs each of the data in likelihood, ``(N,)``.
+        budget: What it may cost on average.
     """
-    if not many and within((R - kappa).clamp_min(0)):
-        return kappa, 1.0
-    for level in _ONSETS:
-        q = float(R.quantile(level))
-        if not many and q <= kappa:
-            continue
+    many = len(R) >= _FOR_ONSET
+    if not many:
+        each = cost((R - kappa).clamp_min(0))
+        # A single example has no standard error: it shows nothing.
+        error = float(each.std()) / math.sqrt(len(R)) if len(R) > 1 else math.inf
+        if float(each.mean()) - 2 * error <= budget:
+            return kappa, 1.0
+    onsets = [float(R.quantile(level)) for level in _ONSETS]
+    tried = [min(kappa, onsets[0]), *onsets] if many else [q for q in onsets if q > kappa]
+    for q in tried:
         least = 1.0 if q <= kappa else 2 - kappa / q
         most = max(least, _KAPPA / q) if q > 0 else least
         slopes = [least] if not many else _between(most, least)
         for c in slopes:
-            if within(c * (R - q).clamp_min(0)):
+            if float(cost(c * (R - q).clamp_min(0)).mean()) <= budget:
                 return q, c
     # Beyond every held-out example there is nothing left to pay.
     q = max(kappa, float(R.max()))

@@ -89,13 +89,16 @@ class Outputs:
     def sampled(self) -> bool:
         return self.first.dim() == 3
 
+    def of(self, rows: slice | Tensor) -> Outputs:
+        """Some of the examples."""
+        target = None if self.target is None else self.target[rows]
+        return Outputs(self.u[rows], self.first[rows], self.second[rows], target, self.seen)
+
     def chunks(self) -> Iterator[Outputs]:
         """The same examples in parts of bounded size."""
         rows = max(1, _CHUNK // max(1, self.first[:1].numel()))
         for start in range(0, len(self), rows):
-            part = slice(start, start + rows)
-            target = None if self.target is None else self.target[part]
-            yield Outputs(self.u[part], self.first[part], self.second[part], target, self.seen)
+            yield self.of(slice(start, start + rows))
 
     def variance(self, parameters: Parameters) -> Tensor:
         """``v``: ``(N, 1)``."""
@@ -134,6 +137,7 @@ def collect(
     progress: bool,
     description: str,
     watch: Tensor | None = None,
+    keep_overflowed: bool = False,
 ) -> Outputs:
     """One pass over ``loader``, and the examples of all processes.
 
@@ -151,7 +155,10 @@ def collect(
         stop_after: End the pass after so many examples, for generators that never do.
         progress: Show a progress bar where there is a terminal.
         description: Its label.
-        watch: Keys of inputs (:func:`rgpr._network.reservoir.row_keys`) whose appearances are counted.
+        watch: Keys of inputs whose appearances are counted, see
+            :func:`rgpr._network.reservoir.row_keys`.
+        keep_overflowed: Keep examples on which the network overflows, with outputs of zero and an
+            infinite ``u``, instead of refusing them.
     """
     device = network_dtype_device(posterior.network)[1]
 
@@ -185,12 +192,16 @@ def collect(
             if known is not None:
                 watched += int(torch.isin(row_keys(batch).cpu(), known).sum())
             (first, second), u = read(x, run)
-            if not bool(first.isfinite().all() & u[:, 0].isfinite().all()):
-                raise ValueError(
-                    f"{description}: the network overflows on batch {number}; leave out examples "
-                    "that far away, where every sigma2 predicts the same"
-                )
-            rows = [u.clamp(max=_LARGEST), first, second]
+            good = first.isfinite().flatten(1).all(1) & u[:, 0].isfinite()
+            if not bool(good.all()):
+                if not keep_overflowed:
+                    raise ValueError(
+                        f"{description}: the network overflows on batch {number}; leave out "
+                        "examples that far away, where every sigma2 predicts the same"
+                    )
+                first = torch.where(good[:, None], first, 0.0)
+                second = torch.where(good[:, None], second, 0.0)
+            rows = [torch.where(good[:, None], u.clamp(max=_LARGEST), torch.inf), first, second]
             if target is not None:
                 rows.append(check_target(target, first, str(likelihood), number).to(first.device))
             if kept is None:

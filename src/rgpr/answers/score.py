@@ -3,8 +3,8 @@ r"""How strange an input is: how little the network has to say about it, for how
 .. math:: S(x) = \tfrac12 \log r(x) - \log E(x), \qquad
           E(x) = \log \sum_c e^{f_c(x)} - \frac1C \sum_c f_c(x)
 
-:math:`r` is the residual's strangeness (:meth:`rgpr.residual.variance.Residual.strangeness`), so its root is
-a standard deviation. :math:`E` is the evidence in the logits :math:`f`, at least :math:`\log C`, so
+:math:`r` is :meth:`rgpr.residual.variance.Residual.strangeness`, so its root is a standard
+deviation. :math:`E` is the evidence in the logits :math:`f`, at least :math:`\log C`, so
 that its logarithm exists. Together they say how many standard deviations of the residual the
 network's evidence is worth. One logit stands for the pair ``(0, f)``. A regression has no evidence
 to weigh, and its score is :math:`\tfrac12 \log r`.
@@ -22,6 +22,9 @@ from ..posteriors.links import two_columns
 
 __all__ = ["score"]
 
+# Strangeness is about one at the data. Below this it is rounding, where nothing ever varied.
+_LEAST = 1e-12
+
 
 def score(strangeness: Tensor, mean: Tensor, likelihood: str) -> Tensor:
     """``S``: ``(B,)`` in float64, higher for stranger inputs.
@@ -31,7 +34,7 @@ def score(strangeness: Tensor, mean: Tensor, likelihood: str) -> Tensor:
         mean: The base's mean outputs ``(B, C)``.
         likelihood: ``"classification"`` or ``"regression"``.
     """
-    distance = strangeness.clamp_min(1e-300).log() / 2
+    distance = strangeness.clamp_min(_LEAST).log() / 2
     if likelihood == "regression":
         return distance
     logits = two_columns(mean.double())

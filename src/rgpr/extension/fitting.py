@@ -3,8 +3,8 @@
 The scales are set by how far data like the training data lie from it. The training inputs
 themselves would be measured too near, since they made the statistics they are measured by: with a
 hundred examples and a hundred units by a factor of three. So while there are few examples for each
-coordinate, a sample of them is measured by statistics that leave it out, one half of the sample at
-a time. Sums can be taken out of sums, so this needs no second pass.
+coordinate, a sample of them is measured by statistics that leave it out, a twentieth of the sample
+at a time. Statistics are sums, so those of all but one part need no second pass over the data.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,6 +47,11 @@ _PROBE = 512
 _ONSET_QUANTILE, _KAPPA = 0.98, 6.0
 # With so many examples for each coordinate, the training data are measured as other data are.
 _ENOUGH = 40
+# Parts of the sample that are left out in turn. With two of them, half of a small data set would be
+# missing, and distances from what is left would be several times too large.
+_FOLDS = 20
+# A typical size below this is rounding: the representation never varied.
+_LEAST = 1e-12
 # Batches between looks at their values on a GPU, which has to wait for each.
 _LOOK = 64
 
@@ -80,8 +85,8 @@ def fit(
     progress: bool,
 ) -> Fitted:
     """Learn a residual from training data; see :meth:`rgpr.RGPR.fit`."""
-    if not r > 0:
-        raise ValueError(f"r = {r} must be positive: it scales standard deviations")
+    if not 0 < r < torch.inf:
+        raise ValueError(f"r = {r} must be positive and finite: it scales standard deviations")
     device = network_dtype_device(posterior.network)[1]
     shards = together(
         lambda: _pass(posterior, choice, recipe, likelihood, train_loader, progress), device
@@ -289,21 +294,36 @@ class _Sample:
             return gaussian.mean
 
         def read(x: Tensor) -> tuple[Tensor, Tensor]:
-            outputs, u = residual.read(self.posterior, self.layers, x, mean)
+            # A network may change its input in place.
+            outputs, u = residual.read(self.posterior, self.layers, x.clone(), mean)
             return outputs, torch.stack([residual.unit_variance(0, x), *u], 1)
 
         parts = [read(x) for x in torch.split(self.x if rows is None else self.x[rows], self.batch)]
         outputs, u = (torch.cat(column) for column in zip(*parts, strict=True))
         return outputs.double(), u
 
+    def with_classes(self) -> _Sample:
+        """The same inputs; the network's predictions take the place of labels that are missing."""
+        if self.likelihood == "regression" or bool((self.y >= 0).all()):
+            return self
+        with evaluating(self.posterior.network):
+            outputs = [
+                outputs_of(self.posterior.network(x.clone()), x)
+                for x in torch.split(self.x, self.batch)
+            ]
+        return replace(self, y=torch.where(self.y < 0, _predicted(torch.cat(outputs)), self.y))
+
     def collect(self, collectors: Sequence[Collector], rows: Tensor) -> list[Collector]:
-        """The statistics of some of the inputs alone, collected as those of all were."""
+        """The statistics of some of the inputs alone, collected as those of all were.
+
+        Their classes have to be known.
+        """
         found = [Collector(collector.strategy, collector.r) for collector in collectors]
 
         def classes_of(outputs: Tensor) -> tuple[Tensor, int]:
             if self.likelihood == "regression":
                 return torch.zeros_like(y), 1
-            return torch.where(y < 0, _predicted(outputs), y), max(2, outputs.shape[1])
+            return y, max(2, outputs.shape[1])
 
         with evaluating(self.posterior.network):
             for part in torch.split(rows, self.batch):
@@ -315,7 +335,7 @@ class _Sample:
 def _set_paper_scales(residual: Residual, sample: _Sample) -> None:
     """Scales that add little at the data; see :meth:`RGPR.fit`."""
     outputs, u = sample.outputs_and_u(residual)
-    residual.typical = u.median(0).values
+    residual.typical = _typical(u)
     # The first of them are as even a sample as all.
     outputs, u = outputs[:_PAPER_PROBE], u[:_PAPER_PROBE]
     variance = _UNTUNED_VARIANCE * _unit(sample.likelihood, outputs)
@@ -332,8 +352,8 @@ def _set_onset(
     """The typical size of every ``u``, scales in these units, and where the variance sets in."""
     outputs, u = sample.outputs_and_u(residual)
     if count < _ENOUGH * max(residual.at(i).joint_units for i in range(len(sample.layers))):
-        u = _left_out(residual, sample, collectors, u)
-    residual.typical = u.median(0).values
+        u = _left_out(residual, sample, collectors, u, count)
+    residual.typical = _typical(u)
     onset = residual.strangeness(u).quantile(_ONSET_QUANTILE)
     slope = _KAPPA / onset if float(onset) > 0 else torch.ones_like(onset)
     scales = torch.where(residual.typical > 0, residual.typical, 1.0)
@@ -345,21 +365,75 @@ def _set_onset(
         residual.unit = torch.full_like(residual.unit, variance)
 
 
+def _typical(u: Tensor) -> Tensor:
+    """The median of each ``u``, or its mean where an offset makes most of them zero; ``(L,)``."""
+    median = u.median(0).values
+    typical = torch.where(median > 0, median, u.mean(0))
+    return torch.where(typical > _LEAST, typical, 0.0)
+
+
 def _left_out(
-    residual: Residual, sample: _Sample, collectors: Sequence[Collector], u: Tensor
+    residual: Residual, sample: _Sample, collectors: Sequence[Collector], u: Tensor, count: int
 ) -> Tensor:
-    """``u`` of the sample, each half of it by statistics of all training data but that half."""
-    found = torch.empty_like(u)
-    order = torch.arange(len(u), device=u.device)
-    for rows in (order[::2], order[1::2]):
-        others = [copy.deepcopy(collector) for collector in collectors]
-        for collector, own in zip(others, sample.collect(collectors, rows), strict=True):
-            collector.merge(own.state, sign=-1)
+    """``u`` of the sample, each part of it by statistics of all training data but that part.
+
+    Rows of a class that has no other example are left out of the result: nothing tells how far
+    from its class such a row would be.
+    """
+    found, known = torch.empty_like(u), torch.ones(len(u), dtype=torch.bool, device=u.device)
+    sample = sample.with_classes()
+    parts = _folds(sample.y)
+    own = [sample.collect(collectors, rows) for rows in parts]
+    for index, rows in enumerate(parts):
+        others = [
+            _all_but(index, collector, [o[i] for o in own], count > len(u))
+            for i, collector in enumerate(collectors)
+        ]
         coordinates = [collector.finish() for collector in others]
         for one, of_all in zip(coordinates, residual.coordinates, strict=True):
             one.offset = of_all.offset  # type: ignore[assignment]
         found[rows] = sample.outputs_and_u(Residual(coordinates), rows)[1]
-    return found
+        for rest, everything in zip(others, collectors, strict=True):
+            known[rows] &= _has_class(rest, everything, sample.y[rows])
+    return found[known] if bool(known.any()) else found
+
+
+def _folds(y: Tensor) -> list[Tensor]:
+    """Indices of the rows in parts of about one size, the rows of each class spread over them."""
+    order = y.argsort(stable=True)
+    folds = min(_FOLDS, len(y))
+    return [order[first::folds] for first in range(folds)]
+
+
+def _all_but(
+    index: int, everything: Collector, parts: Sequence[Collector], more: bool
+) -> Collector:
+    """The statistics of all training data but one part of the sample.
+
+    Args:
+        index: Which part.
+        everything: The statistics of all of them.
+        parts: Those of every part.
+        more: Whether there are training data that are not in the sample.
+    """
+    if more:
+        rest = copy.deepcopy(everything)
+        rest.merge(parts[index].state, sign=-1)
+        return rest
+    # Adding up the other parts loses no digits where one of them has a huge value.
+    rest = Collector(everything.strategy, everything.r)
+    for number, part in enumerate(parts):
+        if number != index:
+            rest.merge(part.state)
+    return rest
+
+
+def _has_class(others: Collector, everything: Collector, y: Tensor) -> Tensor:
+    """Which rows have a class that others have too, ``(B,)``."""
+    if everything.classes is None or not everything.needs_classes or others.classes is None:
+        return torch.ones(len(y), dtype=torch.bool, device=y.device)
+    counts = others.classes.counts.to(y.device)
+    return counts[y] > 0
 
 
 def _unit(likelihood: str, outputs: Tensor) -> float:

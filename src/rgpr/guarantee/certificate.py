@@ -4,8 +4,8 @@ Let :math:`\rho = \|z\|` be the distance of an input from the training mean in s
 ``N`` its entries and ``c`` the offsets of its kernel. By Hoelder and the triangle inequality
 :math:`u_0 \ge \frac{1}{3N} (N^{-1/6} \rho - \|c\|_3)_+^3`. Whatever the residual, there are
 weights and a start with :math:`v / s \ge (g_0 u_0 + g_L u_L - \kappa)_+`, where ``L`` is the
-head's own input (:meth:`rgpr.residual.variance.Residual.guaranteed`). So no two probit logits are further
-apart than
+head's own input (:meth:`rgpr.residual.variance.Residual.guaranteed`). So no two probit logits are
+further apart than
 
 .. math:: D = \frac{\text{gap of the means}}{T \sqrt{1 + (g_0 u_0 + g_L u_L - \kappa)_+}}
 
@@ -37,8 +37,9 @@ Where the base has variances of its own, unlike for each class, a common part of
 longer cancels: then :math:`|m_i| + |m_j|` is bounded instead of :math:`|m_i - m_j|`.
 
 The certificate is the smaller radius. Beyond it every input, in every direction, is below. The
-argument is about exact numbers; sixteen units of rounding in the network's dtype are taken off
-:math:`\varepsilon` for those of the model itself.
+argument is about exact numbers. For the rounding of the model itself, sixteen units of it in the
+network's dtype are taken off :math:`\varepsilon`, and as many of each logit's own size, which may
+be large where all logits have a large part in common, are added to the gap.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ def certify(model: RGPR, eps: float) -> Certificate:
         )
     # The model's own roundings: of its logits, and of probabilities in its dtype.
     dtype = network_dtype(model)
-    rounding = 16 * torch.finfo(dtype).eps
+    rounding = _rounding(dtype)
     if rounding >= eps:
         raise ValueError(
             f"the network computes in {dtype}, whose roundings alone come to {rounding:.2g}; "
@@ -259,6 +260,7 @@ def _lipschitz_bound(model: RGPR, *, quick: bool = False) -> tuple[_Bound, int]:
     slope, start, outputs, _ = growth(model, quick=quick)
     # One logit stands for the pair (0, f).
     spread = (1 if outputs == 1 else math.sqrt(2)) / float(model.temperature)
+    spread *= 1 + 2 * _rounding(network_dtype(model))
     return LipschitzBound(_input_kernel(model), spread * slope, spread * start), outputs
 
 
@@ -283,7 +285,8 @@ def _head_bound(model: RGPR) -> tuple[_Bound, int]:
         )
     W = factor * head.weight.double()
     b = torch.zeros_like(W[:, 0]) if head.bias is None else factor * head.bias.double()
-    start, slope = _gaps(W, b, coordinates, certain=model.posterior.is_certain)
+    certain, rounding = model.posterior.is_certain, _rounding(network_dtype(model))
+    start, slope = _gaps(W, b, coordinates, certain=certain, rounding=rounding)
     if coordinates.offset is not None:
         start += slope * float(coordinates.offset.double().square().mean().sqrt())
     heat = float(model.temperature)
@@ -355,7 +358,9 @@ def _probes(model: RGPR) -> Tensor:
     return x.reshape(2, *(model._input_shape or ())).to(network_dtype(model))
 
 
-def _gaps(W: Tensor, b: Tensor, coordinates: Any, *, certain: bool) -> tuple[float, float]:
+def _gaps(
+    W: Tensor, b: Tensor, coordinates: Any, *, certain: bool, rounding: float
+) -> tuple[float, float]:
     """``G_0`` and ``G_1``: how far apart logits can be at an anchor, and for each unit from it.
 
     Args:
@@ -363,16 +368,21 @@ def _gaps(W: Tensor, b: Tensor, coordinates: Any, *, certain: bool) -> tuple[flo
         b: Its bias.
         coordinates: In which its input is measured.
         certain: Whether the base has no variances, so that common parts of two logits cancel.
+        rounding: Of a logit, as a part of its size.
     """
     at_anchors = coordinates.anchors() @ W.T + b
+    spread = coordinates.spread_of(W)
     if len(W) == 1:
-        start, slope = at_anchors.abs().amax(), coordinates.spread_of(W).amax()
+        start, slope = at_anchors.abs().amax(), spread.amax()
     elif certain:
         start = (at_anchors.amax(1) - at_anchors.amin(1)).amax()
         slope = _widest(W, coordinates)
     else:
         start = at_anchors.abs().topk(2, dim=1).values.sum(1).amax()
-        slope = coordinates.spread_of(W).topk(2).values.sum()
+        slope = spread.topk(2).values.sum()
+    # Two logits are rounded.
+    start = start + 2 * rounding * at_anchors.abs().amax()
+    slope = slope + 2 * rounding * spread.amax()
     return float(start), float(slope)
 
 
@@ -424,6 +434,11 @@ def growth(model: RGPR, *, quick: bool = False) -> tuple[float, float, int, bool
     start = sum(weight * float(part[1].double().norm()) for part, weight in parts)
     outputs, affine = len(parts[0][0][1]), all(part[2] for part, _ in parts)
     return slope, start + slope * drift, outputs, affine
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """What the model's own arithmetic may change a number by, as a part of its size."""
+    return float(16 * torch.finfo(dtype).eps)
 
 
 def network_dtype(model: RGPR) -> torch.dtype:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -13,6 +14,9 @@ from .._network.outputs import outputs_of
 from .sampled import SampledPosterior, seed_from
 
 __all__ = ["MCDropout"]
+
+# Dropout draws from the one source of the process: threads take turns.
+_global_source = threading.Lock()
 
 
 class MCDropout(SampledPosterior):
@@ -48,12 +52,13 @@ class MCDropout(SampledPosterior):
         for module in twin.modules():
             module.training = isinstance(module, nn.modules.dropout._DropoutNd)
         devices = [] if x.device.type == "cpu" else [x.device]
-        with torch.random.fork_rng(devices, enabled=generator is not None):
+        run = torch.func.functional_call
+        with _global_source, torch.random.fork_rng(devices, enabled=generator is not None):
             if generator is not None:
                 # Dropout draws from the global source; seed it from the caller's.
                 torch.manual_seed(seed_from(generator))
-            run = torch.func.functional_call
-            return torch.stack([outputs_of(run(twin, weights, (x,)), x) for _ in range(n_samples)])
+            passes = [run(twin, weights, (x.clone(),)) for _ in range(n_samples)]
+        return torch.stack([outputs_of(output, x) for output in passes])
 
     def config(self) -> dict[str, Any]:
         return {"n_samples": self.n_samples, "seed": self.seed}

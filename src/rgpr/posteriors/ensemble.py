@@ -38,7 +38,8 @@ class Ensemble(SampledPosterior):
     def draw(
         self, x: Tensor, point: Tensor, n_samples: int, generator: torch.Generator | None
     ) -> Tensor:
-        outputs = [point, *(outputs_of(n(x), x) for n in list(self.others)[: n_samples - 1])]
+        others = list(self.others)[: n_samples - 1]
+        outputs = [point, *(outputs_of(network(x.clone()), x) for network in others)]
         for number, output in enumerate(outputs):
             if output.shape != point.shape:
                 raise ValueError(

@@ -1,7 +1,9 @@
 r"""From Gaussian outputs to class probabilities.
 
-The outputs are :math:`N(m, V + v I)`: the base posterior's mean and covariance, and the
-residual's variance ``v``. One output means two classes, with the outputs 0 and f.
+The outputs are :math:`N(m, V)`, the base posterior's mean and covariance, and there is a residual
+of variance ``v``. The paper's adds to the covariance, :math:`N(m, V + v I)`. The default's is
+averaged over after the base's: a link makes logits of the base's Gaussian, and these are divided by
+:math:`\sqrt{1 + \frac\pi8 v}`. One output means two classes, with the outputs 0 and f.
 
 Variances are float64 and probabilities have the dtype of the mean.
 """
@@ -17,6 +19,7 @@ from .gaussian import Gaussian
 
 __all__ = [
     "bridge",
+    "bridge_logits",
     "log_softmax",
     "monte_carlo",
     "probit",
@@ -111,8 +114,12 @@ def bridge(gaussian: Gaussian, v: Tensor, temperature: Tensor | float = 1.0) -> 
     Returns:
         ``(B, C)`` probabilities; ``(B, 2)`` for one output.
     """
-    like = gaussian.mean
-    mean = like.double() / temperature
+    return torch.softmax(bridge_logits(gaussian, v, temperature), -1).to(gaussian.mean.dtype)
+
+
+def bridge_logits(gaussian: Gaussian, v: Tensor, temperature: Tensor | float) -> Tensor:
+    """What goes into the softmax of :func:`bridge`, ``(B, C)`` in float64; two for one output."""
+    mean = gaussian.mean.double() / temperature
     squared = torch.as_tensor(temperature, dtype=torch.float64).square()
     diagonal = (gaussian.variance + v[:, None]) / squared
     if mean.shape[1] == 1:
@@ -134,8 +141,9 @@ def bridge(gaussian: Gaussian, v: Tensor, temperature: Tensor | float = 1.0) -> 
     constant = math.log(1 - 2 / K) if K > 2 else -math.inf
     spread = mean + torch.logsumexp(-mean, 1, keepdim=True) - 2 * math.log(K)
     log_alpha = torch.logaddexp(spread, torch.full_like(spread, constant))
-    bridged = torch.softmax(log_alpha - diagonal.log(), -1)
-    return torch.where(typical > 0, bridged, torch.softmax(mean, -1)).to(like.dtype)
+    some = typical > 0
+    bridged = log_alpha - torch.where(some, diagonal, 1.0).log()
+    return torch.where(some, bridged, mean)
 
 
 def log_softmax(logits: Tensor) -> Tensor:

@@ -45,17 +45,17 @@ class SampledPosterior(Posterior):
         """Samples ``(S, B, C)``, given the network's own outputs ``point``."""
 
     def forward(self, x: Tensor) -> Gaussian:
-        point = self.point(x)
+        point = self.point(x.clone())  # it may change its input in place, and there are more passes
         generator = torch.Generator().manual_seed(self.seed)
         return EmpiricalGaussian(self.draw(x, point, self.n_samples, generator))
 
     def sample(self, x: Tensor, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
-        return self.draw(x, self.point(x), n_samples, generator)
+        return self.draw(x, self.point(x.clone()), n_samples, generator)
 
     def _covariances_of_functions(self, x: Tensor) -> Tensor:
         """For posteriors whose every sample is one function of all inputs."""
         generator = torch.Generator().manual_seed(self.seed)
-        samples = self.draw(x, self.point(x), self.n_samples, generator).double()
+        samples = self.draw(x, self.point(x.clone()), self.n_samples, generator).double()
         root: Tensor = (samples - samples.mean(0)).permute(2, 1, 0) / max(
             1, self.n_samples - 1
         ) ** 0.5
@@ -79,7 +79,7 @@ class WeightPosterior(SampledPosterior):
         samples = islice(self.weights(generator), n_samples)
 
         def run(weights: Mapping[str, Tensor]) -> Tensor:
-            return outputs_of(functional_call(self.network, dict(weights), (x,)), x)
+            return outputs_of(functional_call(self.network, dict(weights), (x.clone(),)), x)
 
         if not self._linear:
             return torch.stack([run(weights) for weights in samples])

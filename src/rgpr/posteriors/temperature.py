@@ -15,6 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from .._network.checks import check_target
 from .._network.layers import LayerChoice
 from .._network.loaders import labelled, on_device
 from .._network.running import evaluating, network_dtype_device
@@ -60,11 +61,14 @@ class Temperature(Posterior):
         device = network_dtype_device(self.network)[1]
         means, variances, targets = [], [], []
         with evaluating(self.base):
-            for x, y in labelled(val_loader, progress=progress, description="temperature"):
-                gaussian: Gaussian = self.base(on_device(x, device))
+            for number, (x, y) in enumerate(
+                labelled(val_loader, progress=progress, description="temperature")
+            ):
+                gaussian: Gaussian = self.base(on_device(x, device).clone())
                 means.append(gaussian.mean.double())
                 variances.append(gaussian.variance)
-                targets.append(y.to(gaussian.mean.device))
+                classes = check_target(y, gaussian.mean, "classification", number)
+                targets.append(classes.to(gaussian.mean.device))
         mean, variance, target = torch.cat(means), torch.cat(variances), torch.cat(targets)
 
         def loss(log_temperature: Tensor) -> float:

@@ -9,7 +9,9 @@ Two ways lead from the :math:`u_l` and the scales :math:`\sigma_l^2` to one vari
 - ``"onset"``, the default: with :math:`G` the geometric mean of :math:`\sigma_l^2 u_l` over the
   hidden layers, :math:`A` their arithmetic mean with the input, and a small share :math:`\eta`,
 
-  .. math:: v = s\, (G + \eta A - \kappa)_+ .
+  .. math:: v = s c\, (G + \eta A - \kappa)_+ ,
+
+  with a slope :math:`c` that is one until a calibration changes it.
 
   It is exactly zero until the layers agree that an input is unusual, sets in continuously there,
   and grows cubically, since :math:`A` does.
@@ -58,7 +60,7 @@ class Residual(Packing[Packed]):
         typical: The median of each ``u`` at data like the training data, ``(L,)``: the unit in
             which the score measures. Zero for a representation that never varied, which then has
             no part in geometric means. Ones by default.
-        onset: :math:`\\kappa`; ``None`` for the sum.
+        onset: :math:`\\kappa`; ``None`` for the sum. The slope starts at one.
         unit: :math:`s`.
     """
 
@@ -66,6 +68,7 @@ class Residual(Packing[Packed]):
     sigma2: Tensor
     typical: Tensor
     onset: Tensor | None
+    slope: Tensor
     unit: Tensor
 
     def __init__(
@@ -86,6 +89,7 @@ class Residual(Packing[Packed]):
         self.register_buffer("typical", zeros + 1 if typical is None else typical.to(zeros))
         start = None if combine == "sum" else torch.full_like(zeros[0], onset)
         self.register_buffer("onset", start)
+        self.register_buffer("slope", torch.ones_like(zeros[0]))
         self.register_buffer("unit", torch.full_like(zeros[0], unit))
 
     def at(self, index: int) -> Coordinates:
@@ -163,15 +167,15 @@ class Residual(Packing[Packed]):
         """The variance in its unit, ``(B,)``: what is beyond the onset, or the whole sum."""
         if self.onset is None:
             return self.contributions(u).sum(-1) / self.unit
-        return (self.joint(u) - self.onset).clamp_min(0)
+        return self.slope * (self.joint(u) - self.onset).clamp_min(0)
 
-    def rescaled(self, sigma2: Tensor, onset: Tensor | None) -> Residual:
-        """The same residual with other scales; the coordinates are shared, not copied."""
+    def with_onset(self, onset: Tensor | None, slope: Tensor) -> Residual:
+        """The same residual that sets in elsewhere; the coordinates are shared, not copied."""
         other = Residual.__new__(Residual)
         nn.Module.__init__(other)
         other.coordinates = self.coordinates
-        buffers = {"sigma2": sigma2, "typical": self.typical, "onset": onset, "unit": self.unit}
-        for name, buffer in buffers.items():
+        scales = {"sigma2": self.sigma2, "typical": self.typical, "unit": self.unit}
+        for name, buffer in (scales | {"onset": onset, "slope": slope}).items():
             other.register_buffer(name, buffer)
         return other
 
@@ -194,7 +198,8 @@ class Residual(Packing[Packed]):
         """Weights ``g`` and a start ``c`` with ``v / unit >= (g @ u - c)_+`` for every ``u``."""
         if self.onset is None:
             return self.sigma2 / self.unit, 0.0
-        return SHARE * self.sigma2 / len(self.sigma2), float(self.onset)
+        weights = SHARE * self.slope * self.sigma2 / len(self.sigma2)
+        return weights, float(self.slope * self.onset)
 
 
 def _equal_weights(counted: Tensor) -> Tensor:
@@ -207,6 +212,10 @@ def _equal_weights(counted: Tensor) -> Tensor:
 
 def _joined(parts: Tensor, exponents: Tensor) -> Tensor:
     """The weighted geometric mean of ``parts`` ``(B, L)`` plus a share of the arithmetic mean."""
-    # A logarithm of zero would be minus infinity, and its gradient NaN.
-    logs = torch.where(exponents > 0, parts.clamp_min(1e-300).log() * exponents, 0.0)
-    return logs.sum(-1).exp() + SHARE * parts.mean(-1)
+    # One silent layer silences the product. The logarithm of its zero is never differentiated.
+    some = parts > 0
+    logs = torch.where(some, torch.where(some, parts, 1.0).log(), -torch.inf)
+    # A NaN is no positive number, and has to stay one.
+    logs = torch.where(parts.isnan(), torch.nan, logs)
+    geometric = torch.where(exponents > 0, logs * exponents, 0.0).sum(-1).exp()
+    return geometric + SHARE * parts.mean(-1)

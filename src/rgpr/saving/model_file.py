@@ -68,8 +68,17 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
         FileNotFoundError: There is no such file.
         ValueError: The file is damaged or not ours, or belongs to another network.
     """
-    tensors, about, version = read(path)
     network = plain_module(network)
+    with torch.inference_mode(False):  # what is loaded must be usable outside of it
+        model, weights = _read_model(path, network)
+    network.load_state_dict(weights)
+    device = network_dtype_device(network)[1]
+    return model if device is None else model.to(device)
+
+
+def _read_model(path: str | os.PathLike[str], network: nn.Module) -> tuple[RGPR, dict[str, Tensor]]:
+    """The model around a network whose weights are not loaded yet, and these weights."""
+    tensors, about, version = read(path)
     weights = _part(tensors, "network.")
     check_same_network(weights, network, path)
     try:
@@ -103,9 +112,7 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
         model._layers, model._input_shape = layers, torch.Size(about["input_shape"])
     except KeyError as missing:
         raise ValueError(f"{path} is incomplete: it has no {missing}; save it again") from missing
-    network.load_state_dict(weights)
-    device = network_dtype_device(network)[1]
-    return model if device is None else model.to(device)
+    return model, weights
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -133,7 +140,7 @@ def _from_first_format(
             f"{path} was saved by rgpr 0.1; its {' and its '.join(found)} "
             f"{'is' if len(found) == 1 else 'are'} left out. Call model.calibrate(val_loader), "
             "whose flags keep a promise",
-            stacklevel=3,
+            stacklevel=4,
         )
     sigma2 = tensors["sigma2"]
     recipe = {name: about["residual"][name] for name in ("input", "hidden")}
@@ -141,6 +148,7 @@ def _from_first_format(
         "residual.sigma2": sigma2,
         # It did not keep what is typical, so scores are in other units and rank a little otherwise.
         "residual.typical": torch.ones_like(sigma2),
+        "residual.slope": torch.ones_like(sigma2[0]),
         "residual.unit": torch.full_like(sigma2[0], CLASS_UNIT),
     }
     return tensors | scales, about | {"residual": recipe | {"combine": "sum"}}
