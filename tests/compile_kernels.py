@@ -51,7 +51,7 @@ def main() -> None:
             )  # fmt: skip
         for onset in (False, True):
             build(
-                kernels._probit, dtype, *[wide] * 6, dtype, "fp32", "fp32", "i32", "i32",
+                kernels._probit, dtype, *[wide] * 7, dtype, "fp32", "fp32", "i32", "i32",
                 more_than_one="classes", ONSET=onset, CLASSES=16, LAYERS=4,
             )  # fmt: skip
     for own in ("*fp32", wide):

@@ -144,7 +144,7 @@ def test_a_failed_calibration_leaves_everything(residual: str) -> None:
         ([x[:0]], ValueError, "only empty batches"),
         ([x, torch.full((3, 4), torch.nan)], ValueError, "batch 1 holds values .* not finite"),
         ([(x, torch.full((60,), 3))], ValueError, "batch 0.*from 3 to 3.*0 to 2"),
-        ([(x, torch.zeros(60))], ValueError, "batch 0.*float32.*whole numbers"),
+        ([(x, torch.zeros(60))], ValueError, "batch 0.*float32.*integers"),
         ([(x, torch.zeros(60).long()), x], ValueError, "batch 1 lacks targets"),
         ([x, (x, torch.zeros(60).long())], ValueError, "batch 1 has targets"),
         ([x.double()], TypeError, "float64"),

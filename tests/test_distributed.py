@@ -24,7 +24,7 @@ import torch
 from torch import distributed
 sys.path.insert(0, {tests!r})
 from test_distributed import data, build, laplace, taught
-from rgpr.distributed import merge_laplace
+from rgpr.integrations.laplace import merge_laplace
 rank = int(os.environ["RANK"])
 distributed.init_process_group("gloo", init_method="file://{store}", rank=rank, world_size=2)
 import rgpr, warnings

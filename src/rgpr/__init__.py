@@ -4,6 +4,7 @@ from .guarantee.assumptions import check
 from .model import RGPR
 from .posteriors import Posterior, as_posterior, register_posterior
 from .residual.recipes import ResidualRecipe, Strategy
+from .saving import export
 from .saving.model_file import load
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Strategy",
     "as_posterior",
     "check",
+    "export",
     "load",
     "register_posterior",
 ]

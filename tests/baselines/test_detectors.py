@@ -88,11 +88,12 @@ def test_mahalanobis_adds_up_the_automatic_layers_pooled() -> None:
     network = convolutional()
     x, y, new = torch.rand(60, 2, 8, 8), torch.arange(60) % 3, torch.rand(5, 2, 8, 8)
     detector = Mahalanobis(network, "auto").fit(loader(x, y, 7), progress=False)
-    assert detector.layers == ["2", "5"]
+    assert detector.layers == ["2", "5", "7:input"]
     expected = np.zeros(5)
-    for depth in (3, 6):
+    for depth in (3, 6, 7):
         with torch.no_grad():
-            h, g = (network[:depth](t).double().mean((2, 3)).numpy() for t in (x, new))
+            h, g = (network[:depth](t).double() for t in (x, new))
+            h, g = (t.numpy() if t.dim() == 2 else t.mean((2, 3)).numpy() for t in (h, g))
         expected += mahalanobis(h, y.numpy(), g, 1e-3)
     np.testing.assert_allclose(detector.score(new), expected, rtol=1e-6)
 

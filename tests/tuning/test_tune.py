@@ -405,7 +405,7 @@ def test_tuning_drops_sets_and_keeps_p_values(
     model.predict_set(x)
     model.tune(validation, "ood")
     assert torch.equal(model.p_value(x), p)
-    with pytest.raises(RuntimeError, match="after sigma2 and temperature are set"):
+    with pytest.raises(RuntimeError, match="was set afterwards"):
         model.predict_set(x)
     # Calibrating keeps the scales that were tuned: the paper's residual has no onset to set.
     tuned = model.sigma2
@@ -451,7 +451,7 @@ def test_options_that_do_not_fit(model: rgpr.RGPR, options: dict[str, Any], mess
     ("y", "message"),
     [
         (torch.full((9,), 10), "from 10 to 10.*0 to 9"),
-        (torch.zeros(9), r"float32.*whole numbers"),
+        (torch.zeros(9), r"float32.*integers"),
         (torch.zeros(9, 10).long(), r"\(9, 10\).*class indices"),
         (torch.zeros(8).long(), r"\(8,\) for 9 inputs"),
     ],

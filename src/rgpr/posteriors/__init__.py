@@ -9,6 +9,7 @@ from .base import Posterior, as_posterior, register_posterior
 from .dropout import MCDropout
 from .ensemble import Ensemble
 from .function import FunctionPosterior
+from .gaussian import DenseGaussian, DiagonalGaussian, Gaussian
 from .laplace import LaplacePosterior, LastLayerLaplace, choose_prior_precision
 from .map import MAP
 from .sampled import SampledPosterior, WeightPosterior
@@ -26,9 +27,12 @@ __all__ = [
     "SVDKL",
     "SVGP",
     "SWAG",
+    "DenseGaussian",
+    "DiagonalGaussian",
     "DiagonalLaplace",
     "Ensemble",
     "FunctionPosterior",
+    "Gaussian",
     "LaplacePosterior",
     "LastLayerLaplace",
     "MCDropout",

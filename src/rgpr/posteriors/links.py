@@ -142,7 +142,9 @@ def bridge_logits(gaussian: Gaussian, v: Tensor, temperature: Tensor | float) ->
     spread = mean + torch.logsumexp(-mean, 1, keepdim=True) - 2 * math.log(K)
     log_alpha = torch.logaddexp(spread, torch.full_like(spread, constant))
     some = typical > 0
-    bridged = log_alpha - torch.where(some, diagonal, 1.0).log()
+    # A class without variance among others that have some would have all the weight.
+    diagonal = torch.where(some, torch.maximum(diagonal, 1e-12 * typical), 1.0)
+    bridged = log_alpha - diagonal.log()
     return torch.where(some, bridged, mean)
 
 
