@@ -686,7 +686,9 @@ class TimeFirst(nn.Module):
 
 
 def test_a_batch_that_is_not_first_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"layer 'lstm' cannot be a .* shape \(2, 6, 6\) for a batch of 6"):
+    with pytest.raises(
+        ValueError, match=r"layer 'lstm' cannot be a .* shape \(2, 6, 6\) for a batch of 6"
+    ):
         RGPR(TimeFirst(), layers=["lstm"]).fit([torch.randn(6, 2, 4)])
 
 

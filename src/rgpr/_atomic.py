@@ -1,4 +1,4 @@
-"""TODO."""
+"""Files that are written wholly or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Modules whose tensors keep their dtype."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The dtype to compute in, whatever the network uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Reading representations in the pass that predicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Inputs, targets and options that do not fit are refused with words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The tensor of outputs in whatever a network returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""What runs inside what when a network runs, and whether a linear layer makes its outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""How far apart two logits can be at a distance: the two bounds behind a certificate."""
 
 from __future__ import annotations
 

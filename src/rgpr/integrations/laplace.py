@@ -1,4 +1,4 @@
-"""TODO."""
+"""laplace-torch over several processes."""
 
 from __future__ import annotations
 

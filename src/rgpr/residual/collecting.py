@@ -1,4 +1,4 @@
-"""TODO."""
+"""Learning the coordinates of one representation from one pass over the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The distance from the nearest class mean, in units of the spread within classes."""
 
 from __future__ import annotations
 

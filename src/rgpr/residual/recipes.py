@@ -1,4 +1,4 @@
-"""TODO."""
+"""Which coordinates each representation is measured in, and how they become one variance."""
 
 from __future__ import annotations
 

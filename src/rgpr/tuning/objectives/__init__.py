@@ -1,1 +1,1 @@
-"""TODO."""
+"""What tuning can maximise, one file each: validation likelihood, outliers, marginal likelihood."""
