@@ -64,12 +64,6 @@ def main() -> None:
             CLASSES=classes, ALIGNED=aligned, PRECISION=kernels._PRECISION,
             ROWS=kernels._ROWS, COLUMNS=kernels.COLUMNS, STEP=kernels.STEP,
         )  # fmt: skip
-    for dtype, classes in (("*fp32", 16), ("*fp32", 64), ("*bf16", 16), ("*fp16", 16)):
-        build(
-            kernels._squares_by_block, dtype, "*fp32", "*fp32", wide, "i32", "i32", "i32", "i32",
-            CLASSES=classes, PRECISION=kernels._PRECISION,
-            ROWS=kernels._ROWS, COLUMNS=kernels.COLUMNS, STEP=kernels.STEP,
-        )  # fmt: skip
     build(kernels._cubed_up, wide, "*fp32", "*i64", wide, wide, "i32", "i32", ROWS=128)
 
 

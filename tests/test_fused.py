@@ -23,7 +23,7 @@ import rgpr
 from networks import blobs, far_from_zero, laplace_over_blobs, mlp
 from references import nearest_distance
 from rgpr._backend import arithmetic as fused
-from rgpr._backend.packing import Packed, Parts, in_blocks, originals_of
+from rgpr._backend.packing import Packed, Parts, originals_of
 from rgpr.posteriors.gaussian import Gaussian
 from rgpr.posteriors.laplace import LastLayerLaplace
 from rgpr.residual.collecting import Collector
@@ -175,34 +175,6 @@ def test_packed_cubes(
     assert found.shape == (rows, len(layers))
     for index, column in zip(ours.layers, found.unbind(1), strict=True):
         torch.testing.assert_close(column, expected[index], rtol=1e-5, atol=1e-9)
-
-
-@settings(max_examples=25)
-@given(
-    seeds,
-    st.integers(0, 90),
-    st.integers(1, 150),
-    st.integers(1, 64),
-    st.sampled_from(DTYPES[:3]),
-    st.sampled_from([1.0, 1e8]),
-)
-def test_weighted_squares(
-    operations: ModuleType,
-    seed: int,
-    rows: int,
-    n: int,
-    classes: int,
-    dtype: torch.dtype,
-    size: float,
-) -> None:
-    if operations is fused:
-        pytest.skip("a kernel alone does this")
-    size = 1.0 if dtype == torch.float16 else size
-    h = (size * drawn(seed, rows, n)).to(dtype)
-    basis, weights = torch.linalg.qr(drawn(seed + 1, n, n)).Q, drawn(seed + 2, n, classes).exp()
-    found = operations.squares_by_block(h, in_blocks(basis), weights).sum(0)
-    reference = (h.double() @ basis.double()).square() @ weights.double()
-    torch.testing.assert_close(found, reference, rtol=1e-5, atol=0)
 
 
 def test_packed_values_that_are_not_finite_or_huge_stay_in_their_rows(by_kernels: None) -> None:
@@ -562,9 +534,7 @@ def test_compiled_predictions(build, by_kernels: None) -> None:  # type: ignore[
         for graph in model._compiled_call_impl._made.by_key.values()
         for node in graph.graph.nodes
     }
-    laplace = build in (onset_over_laplace, paper_over_laplace)
     assert (torch.ops.rgpr.packed_cubes.default in called) == (build is not paper_over_laplace)
-    assert (torch.ops.rgpr.squares_by_block.default in called) == laplace
     assert (torch.ops.rgpr.pooled.default in called) == (x.dim() == 4)
 
 
@@ -631,18 +601,13 @@ def test_last_layer_laplace(by_kernels: None) -> None:
 
     posterior, x = linear_probe(), drawn(2, 7, 4)
     same(posterior, x)
-    packed = posterior._packed
-    assert packed is not None
     same(posterior, 1e30 * x)
-    assert posterior._packed is packed
     posterior.in_basis.copy_(posterior.in_basis.flip(1))
     same(posterior, x)
-    assert posterior._packed is not packed
     state = posterior.state_dict() | {"spectrum": drawn(3, 3, 4).exp().T}
     posterior.load_state_dict(state, assign=True)  # in another order of memory
     same(posterior, x)
     same(copy.deepcopy(posterior).double(), 1e45 * x.double())
-    assert copy.deepcopy(posterior)._packed is None
 
 
 @pytest.mark.parametrize("kernels", [False, True])
@@ -671,8 +636,7 @@ def test_exported_programs_hold_no_copies(by_kernels: None) -> None:
     x = torch.randn(7, *model._input_shape, device="cpu")
     device = torch.get_default_device()
     model.to(device)(x.to(device))
-    for packing in (model.residual, model.posterior):
-        assert packing._packed is not None
+    assert model.residual._packed is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "_on_gpu", lambda h: False)
         exported = program(model, x.to(device), dynamic=True)
@@ -681,19 +645,6 @@ def test_exported_programs_hold_no_copies(by_kernels: None) -> None:
     assert held <= {*dict(model.named_parameters()), *dict(buffers)}
     own = {"in_basis", "out_basis", "spectrum", "bias_root", "marginal", "marginal_bias"}
     assert dict(model.posterior.named_buffers(recurse=False)).keys() == own
-
-
-@torch.no_grad()
-def test_a_compiled_model_sees_its_laplace_change(by_kernels: None) -> None:
-    model = onset_over_laplace().to(torch.get_default_device())
-    x = 3 * torch.randn(7, *model._input_shape)
-    compiled = copy.deepcopy(model)
-    compiled.compile(backend="aot_eager")
-    before = compiled(x)
-    for changed in (model, compiled):
-        changed.posterior.in_basis.copy_(changed.posterior.in_basis.flip(1))
-    assert not torch.allclose(model(x), before)
-    torch.testing.assert_close(compiled(x), model(x))
 
 
 @torch.no_grad()
@@ -727,7 +678,7 @@ def test_kernels_compile_for_gpus(operations: ModuleType, capability: int) -> No
         [sys.executable, script, str(capability)], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("compiled") == 70
+    assert done.stdout.count("compiled") == 62
 
 
 @pytest.mark.parametrize("layers", ["input", "auto"])

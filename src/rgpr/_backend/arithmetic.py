@@ -1,6 +1,6 @@
 r"""The residual's arithmetic, reading each representation once.
 
-Eight small operations carry all of it. On a GPU, outside of autograd and ``torch.compile``, each
+Seven small operations carry all of it. On a GPU, outside of autograd and ``torch.compile``, each
 is a Triton kernel (:mod:`rgpr._backend.triton_kernels`); everywhere else it is plain torch, which
 ``torch.compile`` and exporters fuse by themselves, and nothing is packed. Some of them stay kernels
 in the graph of :meth:`rgpr.RGPR.compile` (:mod:`rgpr._backend.graph_operators`). Inputs may be
@@ -36,7 +36,6 @@ __all__ = [
     "packed_cubes",
     "peak_out",
     "pooled",
-    "weighted_squares",
 ]
 
 # Numbers that a CPU works on at a time: what fits its cache need not go through memory again.
@@ -177,21 +176,6 @@ def packed_cubes(rows: Sequence[Tensor], *arguments: Any) -> Tensor:
     return found
 
 
-def weighted_squares(rows: Tensor, basis: Tensor, weights: Tensor) -> Tensor:
-    r""":math:`\sum_a w_{ac} (Q^\top h)_a^2` of rows :math:`h`, ``(B, C)`` in float64.
-
-    By a kernel alone, see :func:`kernels_take`.
-
-    Args:
-        rows: ``(B, N)``, in any dtype up to float32.
-        basis: :math:`Q`, ``(N, N)`` by :func:`rgpr._backend.packing.in_blocks`.
-        weights: :math:`w`, ``(N, C)`` in float32.
-    """
-    kernels = _operators(rows) or _triton(rows.device)
-    by_block: Tensor = kernels.squares_by_block(rows, basis, weights)
-    return by_block.sum(0)
-
-
 def fused_probit(
     mean: Tensor,
     variance: Tensor,
@@ -325,11 +309,9 @@ def _triton(device: torch.device) -> Any:
     """The module with the kernels if they work on this device, tried once."""
     try:
         from . import triton_kernels
-        from .packing import in_blocks
 
         one = torch.ones(1, 1, device=device)
         triton_kernels.mean_cubes(one, one[0], one[0], None)
-        triton_kernels.squares_by_block(one, in_blocks(one), one)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # no triton, no compiler, an old GPU: all that fails in many ways

@@ -14,7 +14,7 @@ from torch import Tensor
 from . import triton_kernels
 from .precision import at_least_float32
 
-__all__ = ["packed_cubes", "pooled", "squares_by_block"]
+__all__ = ["packed_cubes", "pooled"]
 
 
 def _operator(kernel: Callable[..., Tensor], schema: str, like: Callable[..., Tensor]) -> Any:
@@ -38,20 +38,10 @@ def _like_packed(
     return numbers.new_empty(rows[0].shape[0], spans.shape[0] - 1, dtype=torch.float64)
 
 
-def _like_squares(rows: Tensor, basis: Tensor, weights: Tensor) -> Tensor:
-    shape = basis.shape[0], rows.shape[0], weights.shape[1]
-    return rows.new_empty(shape, dtype=torch.float64)
-
-
 pooled = _operator(triton_kernels.pooled, "(Tensor h) -> Tensor", _like_pooled)
 packed_cubes = _operator(
     triton_kernels.packed_cubes,
     "(Tensor[] rows, Tensor numbers, Tensor table, Tensor spans, Tensor offsets, int classes,"
     " bool aligned) -> Tensor",
     _like_packed,
-)
-squares_by_block = _operator(
-    triton_kernels.squares_by_block,
-    "(Tensor rows, Tensor basis, Tensor weights) -> Tensor",
-    _like_squares,
 )

@@ -21,7 +21,6 @@ from .buffers import StableBuffers
 __all__ = [
     "COLUMNS",
     "STEP",
-    "Blocks",
     "Copies",
     "Originals",
     "Packed",
@@ -75,16 +74,6 @@ class Copies:
             return False
         same = all(tensor is self._originals[key] for key, tensor in originals.items())
         return same and _versions(originals) == self._versions
-
-
-class Blocks(Copies):
-    """One matrix by :func:`in_blocks`."""
-
-    def __init__(self, originals: Originals) -> None:
-        super().__init__(originals)
-        (matrix,) = originals.values()
-        self.blocks = in_blocks(matrix)
-        _finish(self.blocks)
 
 
 class Packed(Copies):

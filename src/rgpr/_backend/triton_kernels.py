@@ -20,7 +20,6 @@ __all__ = [
     "peak_out",
     "pooled",
     "probit",
-    "squares_by_block",
     "stages",
 ]
 
@@ -137,21 +136,6 @@ def packed_cubes(
             _cubed_up[_parts_of(count, 128), layers](
                 parts, peaks, spans, offsets, out, count, layers, 128
             )
-    return out
-
-
-def squares_by_block(rows: Tensor, basis: Tensor, weights: Tensor) -> Tensor:
-    """Weighted squares of each block of coordinates, ``(blocks, B, C)``."""
-    rows, basis, weights = rows.contiguous(), basis.contiguous(), weights.contiguous()
-    (count, n), (blocks, _, _, padded), classes = rows.shape, basis.shape, weights.shape[1]
-    out = torch.empty(blocks, count, classes, dtype=torch.float64, device=rows.device)
-    if count:
-        with torch.cuda.device_of(rows):
-            _squares_by_block[_parts_of(count, _ROWS), blocks](
-                rows, basis, weights, out, count, n, padded, classes,
-                max(16, power_of_two(classes)), _PRECISION, _ROWS, COLUMNS, STEP,
-                num_stages=stages(classes),
-            )  # fmt: skip
     return out
 
 
@@ -366,7 +350,7 @@ def _packed_squares(
     h = rows + i.to(tl.int64)[:, None] * width + place
     # Some of the coordinates, and how close every center is.
     z, closeness, largest, smaller = _safe_products(
-        h, known, n, padded, origin, axes, onto, True, CLASSES, PRECISION, ROWS, COLUMNS, STEP
+        h, known, n, padded, origin, axes, onto, CLASSES, PRECISION, ROWS, COLUMNS, STEP
     )
     c, center = first + tl.arange(0, COLUMNS), tl.arange(0, CLASSES)
     closeness -= tl.load(centers + center, center < k, 0)[None, :] * smaller
@@ -382,48 +366,22 @@ def _packed_squares(
 
 
 @triton.jit
-def _squares_by_block(
-    rows, basis, weights, out, count, n, padded, classes, CLASSES: tl.constexpr,
-    PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
-    block = tl.program_id(1).to(tl.int64)
-    basis += block * (2 * COLUMNS) * padded
-    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    known = i < count
-    h = rows + i.to(tl.int64)[:, None] * n
-    z, _, _, smaller = _safe_products(
-        h, known, n, padded, basis, basis, basis, False, 0, PRECISION, ROWS, COLUMNS, STEP
-    )
-    c, output = block * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, CLASSES)
-    inside = (c < n)[:, None] & (output < classes)[None, :]
-    weight = tl.load(weights + c[:, None] * classes + output[None, :], inside, 0)
-    high, low = _split(z * z)
-    first, second = _split(weight)
-    total = tl.zeros([ROWS, CLASSES], tl.float32)
-    total = _added(high, low, first, second, total, PRECISION)
-    larger = _inverse(smaller).to(tl.float64)
-    place = out + (block * count + i)[:, None] * classes + output[None, :]
-    both = known[:, None] & (output < classes)[None, :]
-    tl.store(place, total.to(tl.float64) * larger * larger, both)
-
-
-@triton.jit
 def _safe_products(
-    h, known, n, padded, origin, axes, onto, ORIGIN: tl.constexpr, CLASSES: tl.constexpr,
-    PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+    h, known, n, padded, origin, axes, onto, CLASSES: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Products of rows, divided first where that is needed, and :func:`_divisors` of them."""
     one = tl.full([ROWS], 1, tl.float32)
     largest, smaller = one, one[:, None]
     z, closeness, large = _products(
         h, known, n, padded, smaller, origin, axes, onto,
-        ORIGIN, CLASSES, PRECISION, ROWS, COLUMNS, STEP,
+        CLASSES, PRECISION, ROWS, COLUMNS, STEP,
     )  # fmt: skip
     if tl.max(tl.max(large, 1), 0) > 0:
-        largest, smaller = _divisors(h, known, n, origin, ORIGIN, ROWS, STEP)
+        largest, smaller = _divisors(h, known, n, origin, ROWS, STEP)
         z, closeness, large = _products(
             h, known, n, padded, smaller, origin, axes, onto,
-            ORIGIN, CLASSES, PRECISION, ROWS, COLUMNS, STEP,
+            CLASSES, PRECISION, ROWS, COLUMNS, STEP,
         )  # fmt: skip
     return z, closeness, largest, smaller
 
@@ -431,36 +389,31 @@ def _safe_products(
 @triton.jit
 def _products(
     h, known, n, padded, smaller, origin, axes, onto,
-    ORIGIN: tl.constexpr, CLASSES: tl.constexpr, PRECISION: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+    CLASSES: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Rows times axes, and times centers if there are classes; and what is too large for that."""
+    """Rows times axes, rows times centers, and what is too large for such products."""
     z = tl.zeros([ROWS, COLUMNS], tl.float32)
-    closeness = z
-    if CLASSES > 0:
-        closeness = tl.zeros([ROWS, CLASSES], tl.float32)
+    closeness = tl.zeros([ROWS, CLASSES], tl.float32)
     large = tl.zeros([ROWS, STEP], tl.int32)
     for start in range(0, padded, STEP):
-        value = _entries(h, start, known, n, origin, ORIGIN, STEP)
+        value = _entries(h, start, known, n, origin, STEP)
         large = large | tl.where(tl.abs(value) <= _LARGE, 0, 1)
         high, low = _split(value * smaller)
         first, second = _some(axes, start, padded, COLUMNS, STEP)
         z = _added(high, low, first, second, z, PRECISION)
-        if CLASSES > 0:
-            first, second = _some(onto, start, padded, CLASSES, STEP)
-            closeness = _added(high, low, first, second, closeness, PRECISION)
+        first, second = _some(onto, start, padded, CLASSES, STEP)
+        closeness = _added(high, low, first, second, closeness, PRECISION)
     return z, closeness, large
 
 
 @triton.jit
-def _entries(h, start, known, n, origin, ORIGIN: tl.constexpr, STEP: tl.constexpr):
+def _entries(h, start, known, n, origin, STEP: tl.constexpr):
     """Some entries of rows, measured from the origin: small numbers keep their digits."""
     j = start + tl.arange(0, STEP)
     value = tl.load(h + j[None, :], known[:, None] & (j < n)[None, :], 0).to(tl.float32)
-    if ORIGIN:
-        middle = tl.load(origin + j, j < n, 0)[None, :]
-        value = tl.where(known[:, None], value - middle, 0)
-    return value
+    middle = tl.load(origin + j, j < n, 0)[None, :]
+    return tl.where(known[:, None], value - middle, 0)
 
 
 @triton.jit
@@ -490,7 +443,7 @@ def _added(high, low, first, second, total, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _divisors(h, known, n, origin, ORIGIN: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr):
+def _divisors(h, known, n, origin, ROWS: tl.constexpr, STEP: tl.constexpr):
     """The largest entry of each row, at least one, or NaN; and what leaves none above four.
 
     That is one over a power of two, so that multiplying by it is exact.
@@ -498,7 +451,7 @@ def _divisors(h, known, n, origin, ORIGIN: tl.constexpr, ROWS: tl.constexpr, STE
     sizes = tl.full([ROWS, STEP], 1, tl.float32)
     broken = tl.zeros([ROWS, STEP], tl.int32)
     for start in range(0, n, STEP):
-        value = _entries(h, start, known, n, origin, ORIGIN, STEP)
+        value = _entries(h, start, known, n, origin, STEP)
         sizes = tl.maximum(sizes, tl.abs(value))
         broken = broken | (value != value).to(tl.int32)
     largest = tl.where(tl.max(broken, 1) > 0, float("nan"), tl.max(sizes, 1))

@@ -20,7 +20,9 @@ weaker promise far away. It moves only if there are at least 100 labelled exampl
 likelihood gains more than two standard errors.
 
 Fewer than 1000 labelled examples cannot tell differences of the size of the budget from chance.
-Then the residual stays as it was, unless it costs more than the budget by two standard errors.
+Then the residual stays as it was if that keeps the budget, else the onset moves out to at most
+:math:`2 \kappa`. It moves further only if the cost exceeds the budget by two standard errors: a
+single example far out would otherwise disarm the residual.
 """
 
 from __future__ import annotations
@@ -168,6 +170,13 @@ def calibrate(
                 "strangeness that fit left, since these data lie further out than the training "
                 "data; inputs in between are answered as the base does. Are they of the same kind?"
             )
+    nll = report.get("nll")
+    if nll is not None and onset is not None and nll[2] > nll[0] + max_nll_increase:
+        notes.append(
+            f"the residual costs these data {nll[2] - nll[0]:.2g} in likelihood, more than "
+            f"max_nll_increase = {max_nll_increase:g}; {len(outputs)} examples cannot tell that "
+            f"from chance, so it stays as fit left it. Calibrate with {_FOR_ONSET} or more"
+        )
     residual.onset, residual.slope = chosen.onset, chosen.slope
     model._temperature = chosen.temperature
     model._references = strange.sort().values
@@ -241,25 +250,36 @@ def _onset_and_slope(
         cost: What a variance costs each of the data in likelihood, ``(N,)``.
         budget: What it may cost on average.
     """
-    many = len(R) >= _FOR_ONSET
-    if not many:
-        each = cost((R - kappa).clamp_min(0))
-        # A single example has no standard error: it shows nothing.
-        error = float(each.std()) / math.sqrt(len(R)) if len(R) > 1 else math.inf
-        if float(each.mean()) - 2 * error <= budget:
-            return kappa, 1.0
     onsets = [float(R.quantile(level)) for level in _ONSETS]
-    tried = [min(kappa, onsets[0]), *onsets] if many else [q for q in onsets if q > kappa]
-    for q in tried:
-        least = 1.0 if q <= kappa else 2 - kappa / q
-        most = max(least, _KAPPA / q) if q > 0 else least
-        slopes = [least] if not many else _between(most, least)
-        for c in slopes:
-            if float(cost(c * (R - q).clamp_min(0)).mean()) <= budget:
-                return q, c
-    # Beyond every held-out example there is nothing left to pay.
+    if len(R) >= _FOR_ONSET:
+        for q in (min(kappa, onsets[0]), *onsets):
+            least = _least_slope(q, kappa)
+            for c in _between(max(least, _KAPPA / q) if q > 0 else least, least):
+                if float(cost(c * (R - q).clamp_min(0)).mean()) <= budget:
+                    return q, c
+        return _beyond_all(R, kappa)
+    each = cost((R - kappa).clamp_min(0))
+    # A single example has no standard error: it shows nothing.
+    error = float(each.std()) / math.sqrt(len(R)) if len(R) > 1 else math.inf
+    shown = float(each.mean()) - 2 * error > budget
+    nearer = [q for q in onsets if kappa < q <= 2 * kappa]
+    further = [q for q in onsets if q > 2 * kappa and shown]
+    for q in (kappa, *nearer, 2 * kappa, *further):
+        c = _least_slope(q, kappa)
+        if float(cost(c * (R - q).clamp_min(0)).mean()) <= budget:
+            return q, c
+    return _beyond_all(R, kappa) if shown else (kappa, 1.0)
+
+
+def _least_slope(q: float, kappa: float) -> float:
+    """The smallest slope with which an onset at ``q`` is not weaker."""
+    return 1.0 if q <= kappa else 2 - kappa / q
+
+
+def _beyond_all(R: Tensor, kappa: float) -> tuple[float, float]:
+    """Beyond every held-out example there is nothing left to pay."""
     q = max(kappa, float(R.max()))
-    return q, 2 - kappa / q
+    return q, _least_slope(q, kappa)
 
 
 def _between(most: float, least: float) -> list[float]:

@@ -23,15 +23,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import nll_loss
 
-from .._backend.arithmetic import in_graph, peak_out, weighted_squares
-from .._backend.packing import Blocks, Originals, Packing, small
+from .._backend.arithmetic import peak_out
 from .._backend.precision import at_least_float32, full_precision
 from .._network.checks import check_target
 from .._network.loaders import labelled, on_device
@@ -51,7 +50,7 @@ __all__ = [
 ]
 
 
-class LastLayerLaplace(Packing[Blocks], Posterior):
+class LastLayerLaplace(Posterior):
     """Gaussian over the weights of the last linear layer.
 
     Args:
@@ -112,30 +111,16 @@ class LastLayerLaplace(Packing[Blocks], Posterior):
     def forward(self, x: Tensor) -> Gaussian:
         return self._gaussian(*_point_and_features(self.network, self.head, x))
 
-    def _originals(self) -> Originals:
-        if self.structure != "kron":
-            return {}
-        features, classes = self.spectrum.shape
-        return {"in_basis": self.in_basis} if small(features, classes, self.in_basis.dtype) else {}
-
-    def _copies(self) -> Blocks:
-        return Blocks(self._originals())
-
     def _gaussian(self, mean: Tensor, features: Tensor) -> Gaussian:
         with full_precision(features):
             return self._in_full_precision(mean, features)
 
     def _in_full_precision(self, mean: Tensor, features: Tensor) -> Gaussian:
-        packed = None if features.dtype == torch.float64 else self.packed(features)
-        if packed is not None:
-            # It may be the input itself, or a corner of a large tensor. A graph changes nothing.
-            own = features if in_graph(features) else features.clone()
-            return _KroneckerGaussian(mean, partial(weighted_squares, own, packed.blocks), self)
         features, peak = peak_out(features.to(at_least_float32(features.dtype)))
         features = features.to(next(self.buffers(recurse=False)).dtype)
         if self.structure == "kron":
-            squares, scale = (features @ self.in_basis).square(), peak.double().square()
-            return _KroneckerGaussian(mean, partial(_scaled_products, scale, squares), self)
+            squares = (features @ self.in_basis).square()
+            return _KroneckerGaussian(mean, squares, peak.double().square(), self)
         if self.structure == "diag":
             variance = (features.square() @ self.weight).double() * peak.double().square()
             if self._has_bias:
@@ -195,10 +180,6 @@ def _point_and_features(network: nn.Module, name: str, x: Tensor) -> tuple[Tenso
     return mean, seen[0]
 
 
-def _scaled_products(scale: Tensor, squares: Tensor, weights: Tensor) -> Tensor:
-    return scale * (squares @ weights).double()
-
-
 class _KroneckerGaussian(Gaussian):
     """``V = Q_B diag((Q_A^T features)^2 @ spectrum) Q_B^T + bias_root bias_root^T``.
 
@@ -209,13 +190,13 @@ class _KroneckerGaussian(Gaussian):
     """
 
     def __init__(
-        self, mean: Tensor, squares: Callable[[Tensor], Tensor], head: LastLayerLaplace
+        self, mean: Tensor, squares: Tensor, scale: Tensor, head: LastLayerLaplace
     ) -> None:
-        self.mean, self._squares, self._head = mean, squares, head
+        self.mean, self._squares, self._scale, self._head = mean, squares, scale, head
 
     def _weighted(self, weights: Tensor) -> Tensor:
         with full_precision(weights):
-            return self._squares(weights)
+            return self._scale * (self._squares @ weights).double()
 
     @property
     def _eigenvalues(self) -> Tensor:
