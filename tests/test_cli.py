@@ -116,3 +116,11 @@ def test_interrupted_it_says_how_to_go_on(
     monkeypatch.setattr("rgpr_paper.run_experiment", stopped)
     assert main(["paper", "run", "moons"]) == 130
     assert "run the same again" in capsys.readouterr().err
+
+
+def test_without_the_experiments_it_says_where_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "rgpr_paper", None)
+    assert main(["paper", "list"]) == 1
+    assert "clone its repository and run `make setup`" in capsys.readouterr().err

@@ -92,6 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\ninterrupted; what is finished is kept, run the same again", file=sys.stderr)
         return 130
     except ModuleNotFoundError as error:
+        if error.name == "rgpr_paper":
+            print(
+                "the experiments are not part of the installed library: clone its repository and "
+                "run `make setup` there, or pip install --editable '.[all]'",
+                file=sys.stderr,
+            )
+            return 1
         print(f"this needs more than the core ({error}); install 'rgpr[all]'", file=sys.stderr)
         return 1
     parser.print_help()
