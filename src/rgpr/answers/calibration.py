@@ -170,13 +170,6 @@ def calibrate(
                 "strangeness that fit left, since these data lie further out than the training "
                 "data; inputs in between are answered as the base does. Are they of the same kind?"
             )
-    nll = report.get("nll")
-    if nll is not None and onset is not None and nll[2] > nll[0] + max_nll_increase:
-        notes.append(
-            f"the residual costs these data {nll[2] - nll[0]:.2g} in likelihood, more than "
-            f"max_nll_increase = {max_nll_increase:g}; {len(outputs)} examples cannot tell that "
-            f"from chance, so it stays as fit left it. Calibrate with {_FOR_ONSET} or more"
-        )
     residual.onset, residual.slope = chosen.onset, chosen.slope
     model._temperature = chosen.temperature
     model._references = strange.sort().values
