@@ -3,8 +3,8 @@
 The scales are set by how far data like the training data lie from it. The training inputs
 themselves would be measured too near, since they made the statistics they are measured by: with a
 hundred examples and a hundred units by a factor of three. So while there are few examples for each
-coordinate, a sample of them is measured by statistics that leave it out, a twentieth of the sample
-at a time. Statistics are sums, so those of all but one part need no second pass over the data.
+coordinate, a sample of them is measured by statistics that leave it out, one part of the sample at
+a time. Statistics are sums, so those of all but one part need no second pass over the data.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ _ONSET_QUANTILE, _KAPPA = 0.98, 6.0
 # With so many examples for each coordinate, the training data are measured as other data are.
 _ENOUGH = 40
 # Parts of the sample that are left out in turn. With two of them, half of a small data set would be
-# missing, and distances from what is left would be several times too large.
-_FOLDS = 20
+# missing, and distances from what is left would be several times too large. Each part takes the
+# eigenvectors of a covariance, so layers of more than 256 units get fewer parts, down to four.
+_FOLDS, _FEWEST_FOLDS, _FOLDS_TIMES_UNITS = 20, 4, 20 * 256
 # A typical size below this is rounding: the representation never varied.
 _LEAST = 1e-12
 # Batches between looks at their values on a GPU, which has to wait for each.
@@ -351,8 +352,10 @@ def _set_onset(
 ) -> None:
     """The typical size of every ``u``, scales in these units, and where the variance sets in."""
     outputs, u = sample.outputs_and_u(residual)
-    if count < _ENOUGH * max(residual.at(i).joint_units for i in range(len(sample.layers))):
-        u = _left_out(residual, sample, collectors, u, count)
+    units = max(residual.at(i).joint_units for i in range(len(sample.layers)))
+    if count < _ENOUGH * units:
+        folds = max(_FEWEST_FOLDS, min(_FOLDS, _FOLDS_TIMES_UNITS // units))
+        u = _left_out(residual, sample, collectors, u, folds, more=count > len(u))
     residual.typical = _typical(u)
     onset = residual.strangeness(u).quantile(_ONSET_QUANTILE)
     slope = _KAPPA / onset if float(onset) > 0 else torch.ones_like(onset)
@@ -373,59 +376,81 @@ def _typical(u: Tensor) -> Tensor:
 
 
 def _left_out(
-    residual: Residual, sample: _Sample, collectors: Sequence[Collector], u: Tensor, count: int
+    residual: Residual,
+    sample: _Sample,
+    collectors: Sequence[Collector],
+    u: Tensor,
+    folds: int,
+    *,
+    more: bool,
 ) -> Tensor:
     """``u`` of the sample, each part of it by statistics of all training data but that part.
 
     Rows of a class that has no other example are left out of the result: nothing tells how far
     from its class such a row would be.
+
+    Args:
+        residual: By statistics of all training data.
+        sample: Some of these data.
+        collectors: The statistics.
+        u: Of the sample, by the residual.
+        folds: How many parts there are.
+        more: Whether there are training data that are not in the sample.
     """
     found, known = torch.empty_like(u), torch.ones(len(u), dtype=torch.bool, device=u.device)
     sample = sample.with_classes()
-    parts = _folds(sample.y)
+    parts = _folds(sample.y, folds)
     own = [sample.collect(collectors, rows) for rows in parts]
-    for index, rows in enumerate(parts):
-        others = [
-            _all_but(index, collector, [o[i] for o in own], count > len(u))
-            for i, collector in enumerate(collectors)
-        ]
+    rests = [
+        _all_but_each(collector, column, more)
+        for collector, column in zip(collectors, zip(*own, strict=True), strict=True)
+    ]
+    for rows, others in zip(parts, zip(*rests, strict=True), strict=True):
         coordinates = [collector.finish() for collector in others]
         for one, of_all in zip(coordinates, residual.coordinates, strict=True):
-            one.offset = of_all.offset  # type: ignore[assignment]
+            one.offset = of_all.offset
         found[rows] = sample.outputs_and_u(Residual(coordinates), rows)[1]
         for rest, everything in zip(others, collectors, strict=True):
             known[rows] &= _has_class(rest, everything, sample.y[rows])
     return found[known] if bool(known.any()) else found
 
 
-def _folds(y: Tensor) -> list[Tensor]:
+def _folds(y: Tensor, folds: int) -> list[Tensor]:
     """Indices of the rows in parts of about one size, the rows of each class spread over them."""
     order = y.argsort(stable=True)
-    folds = min(_FOLDS, len(y))
+    folds = min(folds, len(y))
     return [order[first::folds] for first in range(folds)]
 
 
-def _all_but(
-    index: int, everything: Collector, parts: Sequence[Collector], more: bool
-) -> Collector:
-    """The statistics of all training data but one part of the sample.
+def _all_but_each(everything: Collector, parts: Sequence[Collector], more: bool) -> list[Collector]:
+    """The statistics of all training data but each part of the sample.
 
     Args:
-        index: Which part.
         everything: The statistics of all of them.
         parts: Those of every part.
         more: Whether there are training data that are not in the sample.
     """
     if more:
-        rest = copy.deepcopy(everything)
-        rest.merge(parts[index].state, sign=-1)
-        return rest
-    # Adding up the other parts loses no digits where one of them has a huge value.
-    rest = Collector(everything.strategy, everything.r)
-    for number, part in enumerate(parts):
-        if number != index:
-            rest.merge(part.state)
-    return rest
+        rests = [copy.deepcopy(everything) for _ in parts]
+        for rest, part in zip(rests, parts, strict=True):
+            rest.merge(part.state, sign=-1)
+        return rests
+    # Sums of the parts before and after each: where one of them holds a huge value, taking it out
+    # of a sum would leave no digits.
+    before, after = _running(everything, parts), _running(everything, parts[::-1])[::-1]
+    for rest, later in zip(before, after, strict=True):
+        rest.merge(later.state)
+    return before
+
+
+def _running(like: Collector, parts: Sequence[Collector]) -> list[Collector]:
+    """For each part the statistics of those before it."""
+    found = [Collector(like.strategy, like.r)]
+    for part in parts[:-1]:
+        total = copy.deepcopy(found[-1])
+        total.merge(part.state)
+        found.append(total)
+    return found
 
 
 def _has_class(others: Collector, everything: Collector, y: Tensor) -> Tensor:
