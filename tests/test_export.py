@@ -176,7 +176,7 @@ for name, answer in zip(names, session.run(names, {{"x": x}})):
 def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     x = torch.randn(30, 4)
     dropout = MCDropout(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 3)))
-    with pytest.raises(TypeError, match="MCDropout predicts by random samples"):
+    with pytest.raises(TypeError, match=r"MCDropout cannot become a graph.*random samples"):
         export.onnx(rgpr.RGPR(dropout).fit([x]), tmp_path / "m.onnx", x)
     with pytest.raises(RuntimeError, match="not fitted"):
         export.program(rgpr.RGPR(mlp()), x)
@@ -184,7 +184,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
         export.onnx(rgpr.RGPR(convolutional()), tmp_path / "no" / "m.onnx", x)
     la = Laplace(mlp(), "classification", "all", "diag")
     la.fit(DataLoader(TensorDataset(*blobs()), batch_size=40))
-    with pytest.raises(TypeError, match="LaplacePosterior predicts through an object"):
+    with pytest.raises(TypeError, match=r"LaplacePosterior cannot become a graph.*another library"):
         export.program(rgpr.RGPR(la).fit([x]), x)
 
 
@@ -288,3 +288,27 @@ def test_what_cannot_be_compiled_is_refused() -> None:
         rgpr.RGPR(mlp()).compile()
     with pytest.raises(TypeError, match="nan='raise'"):
         rgpr.RGPR(mlp(), nan="raise").fit([blobs()[0]]).compile()
+
+
+class Widened(rgpr.Posterior):
+    """What a user may write: the network's output with the same variance everywhere."""
+
+    def forward(self, x: Tensor) -> rgpr.posteriors.Gaussian:
+        mean = self.point(x)
+        return rgpr.posteriors.DiagonalGaussian(mean, torch.full_like(mean, 0.5).double())
+
+    def mean_parts(self) -> list[tuple[nn.Module, float]]:
+        return [(self.network, 1.0)]
+
+
+def test_a_posterior_of_ones_own_is_exported_compiled_and_certified(tmp_path: Path) -> None:
+    x = torch.randn(60, 4)
+    model = rgpr.RGPR(Widened(mlp())).fit([x], progress=False)
+    with torch.no_grad():
+        torch.testing.assert_close(export.program(model, x).module()(3 * x), model(3 * x))
+        compiled = copy.deepcopy(model)
+        compiled.compile(backend="aot_eager")
+        torch.testing.assert_close(compiled(3 * x), model(3 * x))
+    assert model.certify(0.1).by == "head"
+    with pytest.raises(TypeError, match="its class has no kind"):
+        model.save(tmp_path / "m")

@@ -36,7 +36,7 @@ from .._network.moments import Moments
 from .._network.outputs import outputs_of
 from .._network.running import evaluating, network_dtype_device, plain_module
 from ..integrations.gpytorch import DSCSKernel
-from ..posteriors.base import Posterior
+from ..posteriors.base import THROUGH_ANOTHER_LIBRARY, Posterior
 from ..posteriors.gaussian import DiagonalGaussian, Gaussian
 from ..posteriors.svdkl import (
     Batch,
@@ -187,6 +187,10 @@ class GPResidual(Posterior):
                 progress=progress,
             )
         return cls(network, inputs, outputs, gps, likelihood)
+
+    @property
+    def no_graph(self) -> str | None:
+        return THROUGH_ANOTHER_LIBRARY
 
     def forward(self, x: Tensor) -> Gaussian:
         f = self.point(x)

@@ -274,7 +274,10 @@ def _head_bound(model: RGPR) -> tuple[_Bound, int]:
     parts = model.posterior.mean_parts()
     if parts is None or len(parts) != 1:
         kind = type(model.posterior).__name__
-        raise NotBoundedError(f"the mean of a {kind} is not that of the one network that is read")
+        raise NotBoundedError(
+            f"the mean of a {kind} is not that of the one network that is read, or its mean_parts "
+            "do not say so"
+        )
     factor = parts[0][1]
     head, index = _head(model)
     coordinates: Any = residual.at(index)
@@ -424,8 +427,8 @@ def growth(model: RGPR, *, quick: bool = False) -> tuple[float, float, int, bool
     members = model.posterior.mean_parts()
     if members is None:
         raise NotBoundedError(
-            f"a {type(model.posterior).__name__} has a mean other than one network's outputs, for "
-            "which no Lipschitz bound is known; certify a model over the network itself"
+            f"the mean_parts of a {type(model.posterior).__name__} name no networks whose outputs "
+            "make its mean, so no Lipschitz bound is known; certify a model over the network itself"
         )
     parts = [
         (lipschitz(network, center, scale, quick=quick), weight) for network, weight in members

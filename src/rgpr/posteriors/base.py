@@ -16,7 +16,10 @@ from .._network.outputs import outputs_of
 from .._network.running import plain_module
 from .gaussian import Gaussian
 
-__all__ = ["Posterior", "as_posterior", "register_posterior"]
+__all__ = ["THROUGH_ANOTHER_LIBRARY", "Posterior", "as_posterior", "register_posterior"]
+
+# Why some posteriors cannot become a graph.
+THROUGH_ANOTHER_LIBRARY = "it predicts through an object of another library"
 
 
 class Posterior(StableBuffers):
@@ -75,9 +78,10 @@ class Posterior(StableBuffers):
         )
 
     def mean_parts(self) -> list[tuple[nn.Module, float]] | None:
-        """Networks and weights whose weighted sum of outputs is the mean; ``None`` if it is none.
+        """Networks and weights whose weighted sum of outputs is the mean; ``None`` if not known.
 
-        A certificate bounds these networks. The first is the one that is read.
+        A certificate bounds these networks. The first is the one that is read. A posterior whose
+        mean is its network's output returns ``[(self.network, 1.0)]``.
         """
         return None
 
@@ -85,6 +89,15 @@ class Posterior(StableBuffers):
     def is_certain(self) -> bool:
         """Whether the outputs have no variance of their own, for any input."""
         return False
+
+    @property
+    def no_graph(self) -> str | None:
+        """Why a graph cannot hold this posterior; ``None`` if it can.
+
+        Exporting and compiling ask for it. Whatever runs plain torch operations on tensors can be
+        held.
+        """
+        return None
 
     def choose_layers(self, choice: LayerChoice, x: Tensor) -> list[str]:
         """Names of the representations that ``choice`` stands for; see ``representations``."""

@@ -51,6 +51,10 @@ class Ensemble(SampledPosterior):
     def mean_parts(self) -> list[tuple[nn.Module, float]]:
         return [(network, 1 / self.n_samples) for network in (self.network, *self.others)]
 
+    @property
+    def no_graph(self) -> None:
+        """Its samples are its members, in turn: nothing about them is random."""
+
     def covariances(self, x: Tensor) -> Tensor:
         return self._covariances_of_functions(x)
 

@@ -36,7 +36,7 @@ from .._network.checks import check_target
 from .._network.loaders import labelled, on_device
 from .._network.outputs import outputs_of
 from .._network.running import evaluating, network_dtype_device, plain_module, watching
-from .base import Posterior, register_posterior
+from .base import THROUGH_ANOTHER_LIBRARY, Posterior, register_posterior
 from .gaussian import DenseGaussian, DiagonalGaussian, Gaussian, standard_normal
 from .links import probit
 
@@ -248,7 +248,7 @@ class LaplacePosterior(Posterior):
         self.likelihood = likelihood_of(la)
 
     def forward(self, x: Tensor) -> Gaussian:
-        mean = self.point(x)
+        mean = self.point(x.clone())  # it may change its input in place, and there is another pass
         # Its backends differentiate by autograd, whatever the caller's grad mode.
         with torch.inference_mode(False), torch.enable_grad():
             _, covariance = self.la._glm_predictive_distribution(x.detach().clone())
@@ -256,6 +256,10 @@ class LaplacePosterior(Posterior):
 
     def mean_parts(self) -> list[tuple[nn.Module, float]]:
         return [(self.network, 1.0)]
+
+    @property
+    def no_graph(self) -> str | None:
+        return THROUGH_ANOTHER_LIBRARY
 
     def covariances(self, x: Tensor) -> Tensor:
         with torch.inference_mode(False), torch.enable_grad():

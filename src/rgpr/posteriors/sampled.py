@@ -52,6 +52,10 @@ class SampledPosterior(Posterior):
     def sample(self, x: Tensor, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
         return self.draw(x, self.point(x.clone()), n_samples, generator)
 
+    @property
+    def no_graph(self) -> str | None:
+        return "it predicts by random samples, which a graph does not hold"
+
     def _covariances_of_functions(self, x: Tensor) -> Tensor:
         """For posteriors whose every sample is one function of all inputs."""
         generator = torch.Generator().manual_seed(self.seed)

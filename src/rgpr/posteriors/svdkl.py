@@ -29,7 +29,7 @@ from .._network.loaders import labelled, on_device
 from .._network.moments import Moments
 from .._network.running import evaluating, network_dtype_device, plain_module
 from ..residual.coordinates import Standardizer
-from .base import Posterior
+from .base import THROUGH_ANOTHER_LIBRARY, Posterior
 from .gaussian import DiagonalGaussian, Gaussian, standard_normal
 from .svgp import RBFKernel, epochs_for
 
@@ -213,6 +213,10 @@ class SVDKL(Posterior):
         extractor = copy.deepcopy(network)
         extractor.set_submodule(name, nn.Identity())
         return extractor
+
+    @property
+    def no_graph(self) -> str | None:
+        return THROUGH_ANOTHER_LIBRARY
 
     def forward(self, x: Tensor) -> Gaussian:
         features = _features(self.network(x), x)

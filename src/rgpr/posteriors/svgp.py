@@ -28,7 +28,7 @@ from tqdm import tqdm
 from .._backend.precision import full_precision
 from .._network.capture import INPUT
 from .._network.layers import LayerChoice
-from .base import Posterior
+from .base import THROUGH_ANOTHER_LIBRARY, Posterior
 from .gaussian import DiagonalGaussian, Gaussian
 
 __all__ = ["SVGP", "RBFKernel", "epochs_for"]
@@ -111,6 +111,10 @@ class SVGP(Posterior):
                 progress=progress,
             )
         return cls(model.eval().requires_grad_(False), noise=noise)
+
+    @property
+    def no_graph(self) -> str | None:
+        return THROUGH_ANOTHER_LIBRARY
 
     def forward(self, x: Tensor) -> Gaussian:
         distribution = self.network(x)

@@ -106,6 +106,10 @@ class Temperature(Posterior):
         return None if parts is None else [(network, factor * w) for network, w in parts]
 
     @property
+    def no_graph(self) -> str | None:
+        return self.base.no_graph
+
+    @property
     def is_certain(self) -> bool:
         return self.base.is_certain
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from .._atomic import replacing
 from .._network.running import evaluating
 from ..model import RGPR
-from ..posteriors import Ensemble, SampledPosterior, Temperature
 
 __all__ = ["check_exportable", "onnx", "program"]
 
@@ -105,16 +104,9 @@ def check_exportable(model: RGPR) -> None:
     """Refuse a model that a graph cannot hold."""
     if model.nan == "raise":
         raise TypeError("nan='raise' looks at values, which a graph cannot; use nan='propagate'")
-    base: Any = model.posterior
-    while isinstance(base, Temperature):
-        base = base.base
-    if isinstance(base, SampledPosterior) and not isinstance(base, Ensemble):
+    reason = model.posterior.no_graph
+    if reason is not None:
         raise TypeError(
-            f"a {type(base).__name__} predicts by random samples, which a graph does not hold; "
-            "export a model over the network itself, its last-layer Laplace, or an ensemble"
-        )
-    if base.kind is None:
-        raise TypeError(
-            f"a {type(base).__name__} predicts through an object of another library, which cannot "
-            "be exported; export a model over the network itself or its last-layer Laplace"
+            f"a {type(model.posterior).__name__} cannot become a graph: {reason}; export a model "
+            "over the network itself, its last-layer Laplace, or an ensemble"
         )

@@ -26,9 +26,11 @@ def save(model: RGPR, path: str | os.PathLike[str]) -> None:
     residual = model._fitted()
     posterior = model.posterior
     if posterior.kind is None:
+        reason = posterior.no_graph or "its class has no kind, the name to be saved under"
         raise TypeError(
-            f"a {type(posterior).__name__} predicts through the object it was made from, "
-            "which cannot be saved here; save that object and call fit again after loading it"
+            f"a {type(posterior).__name__} cannot be saved: {reason}. Save what it was made from "
+            "and call fit again after loading that, or give the class a kind, config() and "
+            "from_saved()"
         )
     tensors = {f"network.{k}": t for k, t in posterior.network.state_dict().items()}
     tensors |= {f"posterior.{k}": t for k, t in posterior.own_tensors().items()}
