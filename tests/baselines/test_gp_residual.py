@@ -176,7 +176,7 @@ def test_errors() -> None:
     with pytest.raises(ValueError, match="batch 0: the network's outputs are not finite"):
         fit(RIO, nn.Sequential(mlp(2, 2), Infinite()), x, y, likelihood="regression")
     model = rgpr.RGPR(fit(RIO, network, x, y, likelihood="regression", epochs=1)).fit([x])
-    with pytest.raises(TypeError, match="RIO predicts through the object"):
+    with pytest.raises(TypeError, match="RIO cannot be saved: it predicts through an object"):
         model.save("never.safetensors")
 
 

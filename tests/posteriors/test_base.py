@@ -47,7 +47,7 @@ def test_registration_extends_as_posterior() -> None:
     assert isinstance(model.posterior, EnsemblePosterior)
     torch.testing.assert_close(model(1e9 * x), torch.full((40, 3), 1 / 3), atol=1e-3, rtol=0)
     assert model(x, link_approx="mc", n_samples=7).shape == (40, 3)
-    with pytest.raises(TypeError, match="EnsemblePosterior predicts through the object"):
+    with pytest.raises(TypeError, match="EnsemblePosterior cannot be saved: its class has no kind"):
         model.save("never.safetensors")
 
 

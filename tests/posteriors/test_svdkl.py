@@ -83,7 +83,7 @@ def test_below_the_residual(digits: Task, fitted: SVDKL) -> None:
     expected = (gaussian.mean.double() * kappa).softmax(-1).float()
     torch.testing.assert_close(model(digits.x), expected)
     assert model(digits.x[:5], link_approx="mc", n_samples=3).shape == (5, 10)
-    with pytest.raises(TypeError, match="SVDKL predicts through the object"):
+    with pytest.raises(TypeError, match="SVDKL cannot be saved: it predicts through an object"):
         model.save("never.safetensors")
 
 
