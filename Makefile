@@ -26,7 +26,7 @@ test: setup ## the whole test suite, with doctests and the README's snippets
 	$(BIN)/python -m pytest
 
 nightly: setup ## every test, those that take minutes too
-	$(BIN)/python -m pytest -m ""
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -m ""
 
 lint: setup ## ruff: rules and format
 	$(BIN)/ruff check .

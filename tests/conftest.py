@@ -14,8 +14,9 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Derandomised: a failure in CI is a failure at home. Examples take as long as they take.
-settings.register_profile("rgpr", derandomize=True, deadline=None, max_examples=60)
-settings.load_profile("rgpr")
+settings.register_profile("rgpr", derandomize=True, deadline=None, max_examples=30)
+settings.register_profile("nightly", derandomize=True, deadline=None, max_examples=100)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "rgpr"))
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

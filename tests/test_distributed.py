@@ -140,7 +140,10 @@ def test_two_processes_give_the_model_of_one(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("structure", ["kron", "diag", "full"])
+@pytest.mark.parametrize(
+    "structure",
+    ["kron", *(pytest.param(name, marks=pytest.mark.slow) for name in ("diag", "full"))],
+)
 def test_laplace_of_two_shards_is_that_of_all_data(structure: str, tmp_path: Path) -> None:
     (x, y), validation, out = data()
     la = laplace(structure, x, y)

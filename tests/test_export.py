@@ -82,7 +82,17 @@ def assert_agrees(model: rgpr.RGPR, found: dict[str, np.ndarray], x: Tensor) -> 
         np.testing.assert_allclose(found["covariance"], answer[1].numpy(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("build", "shape"), MODELS.values(), ids=MODELS)
+# Each takes a quarter of a minute; the others run the same operations.
+SLOW = ("full", "diagonal", "temperature", "ensemble")
+
+
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [
+        pytest.param(*MODELS[name], id=name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name in MODELS
+    ],
+)
 def test_onnxruntime_agrees(build, shape: tuple[int, ...], tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     model = build()
     path = export.onnx(model, tmp_path / "model.onnx", torch.rand(1, *shape))
@@ -122,7 +132,7 @@ def test_special_values_stay_in_their_row(residual: str, tmp_path: Path) -> None
     assert_agrees(model, good, x[[0, 4]])
 
 
-@pytest.mark.parametrize("build", [laplace_model, calibrated])
+@pytest.mark.parametrize("build", [pytest.param(laplace_model, marks=pytest.mark.slow), calibrated])
 def test_regression_gives_the_pair(build, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     model = build("regression")
     path = export.onnx(model, tmp_path / "m.onnx", torch.randn(5, 4))
@@ -250,6 +260,7 @@ def test_compiled_calls_notice_buffers_and_hooks_that_come_later() -> None:
     assert len(seen) == 2
 
 
+@pytest.mark.slow
 def test_compiled_calls_from_several_threads() -> None:
     model = rgpr.RGPR(mlp()).fit([blobs()[0]]).requires_grad_(False)
     model.posterior.network.train()
@@ -312,3 +323,17 @@ def test_a_posterior_of_ones_own_is_exported_compiled_and_certified(tmp_path: Pa
     assert model.certify(0.1).by == "head"
     with pytest.raises(TypeError, match="its class has no kind"):
         model.save(tmp_path / "m")
+
+
+def test_numbers_beyond_float32_are_finite_in_a_graph(tmp_path: Path) -> None:
+    x = torch.randn(100, 6)
+    model = rgpr.RGPR(mlp(6, 1), likelihood="regression").fit([x], progress=False)
+    path = export.onnx(model, tmp_path / "m.onnx", x[:2])
+    for size in (1e13, 1e20):
+        far = size * x[:3]
+        found = answers(path, far)
+        with torch.no_grad():
+            mean, covariance = model(far)
+            np.testing.assert_allclose(found["mean"], mean.numpy(), rtol=1e-4)
+            np.testing.assert_allclose(found["covariance"], covariance.numpy(), rtol=1e-4)
+            np.testing.assert_allclose(found["score"], model.score(far).numpy(), rtol=1e-6)

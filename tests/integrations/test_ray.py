@@ -66,6 +66,7 @@ class Fragile(scoring.Predictor):
         return super().__call__(batch)
 
 
+@pytest.mark.slow
 def test_every_row_once_although_a_worker_dies(
     cluster: None, saved: tuple[Path, rgpr.RGPR], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
