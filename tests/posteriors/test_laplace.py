@@ -333,7 +333,7 @@ def test_everything_else_goes_through_laplace_torch(
             torch.testing.assert_close(mean, its_mean, rtol=1e-5, atol=1e-6)
             expected = its_covariance.double() + model.variance(x)[:, None, None] * torch.eye(3)
             torch.testing.assert_close(covariance, expected, rtol=1e-5, atol=1e-6)
-    with pytest.raises(TypeError, match="LaplacePosterior predicts through"):
+    with pytest.raises(TypeError, match="LaplacePosterior cannot be saved: it predicts through"):
         model.save("never.safetensors")
 
 

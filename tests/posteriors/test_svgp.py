@@ -88,7 +88,7 @@ def test_below_the_residual(fitted: tuple[SVGP, Tensor, Tensor]) -> None:
     gaussian = posterior(x)
     assert torch.equal(mean, gaussian.mean)
     assert torch.equal(variance, gaussian.variance)
-    with pytest.raises(TypeError, match="SVGP predicts through the object"):
+    with pytest.raises(TypeError, match="SVGP cannot be saved: it predicts through"):
         model.save("never.safetensors")
 
 
