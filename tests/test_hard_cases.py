@@ -13,6 +13,8 @@ from torch import Tensor, nn
 import rgpr
 from networks import mlp
 from rgpr.posteriors import Ensemble, MCDropout, Temperature
+from rgpr.residual.coordinates import Standardizer
+from rgpr.residual.variance import SHARE, Residual
 
 
 @pytest.fixture(autouse=True)
@@ -207,6 +209,8 @@ def test_inputs_on_which_the_network_overflows_are_references() -> None:
     model.calibrate([(held_out, torch.arange(100) % 3)], progress=False)
     p = model.p_value(held_out[:3])
     assert bool((p >= 10 / 101).all())
+    model.calibrate([(held_out[:10], torch.arange(10) % 3)], progress=False)  # nothing else
+    assert model.p_value(held_out[:3]).tolist() == [1.0] * 3
 
 
 def test_coverage_from_fit_to_answers() -> None:
@@ -404,8 +408,6 @@ def test_offsets_do_not_take_layers_out() -> None:
 
 
 def test_one_silent_layer_of_many_silences_the_product() -> None:
-    from rgpr.residual.coordinates import Standardizer
-    from rgpr.residual.variance import SHARE, Residual
 
     coordinates = [Standardizer(torch.zeros(1), torch.ones(1)) for _ in range(101)]
     residual = Residual(coordinates, torch.ones(101), combine="onset", onset=0.0)

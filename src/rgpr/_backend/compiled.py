@@ -1,8 +1,9 @@
 """A model's predictions as one compiled graph; see :meth:`rgpr.RGPR.compile`.
 
 Hooks, which read the representations, would cut a graph into pieces, so the model is exported
-first. The graph holds the model's own tensors: what changes in place is seen by it, and for others
-in their place it is made anew. So it is for prototypes that changed in place: a GPU has copies.
+first. The graph holds the model's own tensors, so it sees values that change in place. If a tensor
+was replaced by another one, the graph is compiled again. On a GPU the graph holds copies of the
+prototypes, so it is also compiled again if these changed in place.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class _Graphs:
         self.by_key: dict[tuple[Any, ...], Any] = {}
         every = every_module(model)
         self._packing = [m for m in every if isinstance(m, Packing)]
-        self._packed: list[tuple[Packing[Any], Any]] = []
+        self._packed: list[tuple[Packing, Any]] = []
         watched = [m for m in every if m is not model]
         self._hooks = [t for m in watched for t in (m._forward_hooks, m._forward_pre_hooks)]
         self._modules: list[_Table] = [m._modules for m in every]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from .buffers import StableBuffers
 __all__ = [
     "COLUMNS",
     "STEP",
-    "Copies",
     "Originals",
     "Packed",
     "Packing",
@@ -29,7 +28,6 @@ __all__ = [
     "in_blocks",
     "originals_of",
     "power_of_two",
-    "small",
 ]
 
 # A program takes so many coordinates, in steps of so many units.
@@ -55,28 +53,11 @@ class Parts(NamedTuple):
     def fit(self) -> bool:
         """Whether the kernel can take them, and is better at it."""
         k, n = self.centers.shape
-        return self.onto.shape[1] > k and small(n, k, self.onto.dtype)
+        small = n <= _WIDEST and k <= _MOST_CLASSES
+        return small and self.onto.shape[1] > k and self.onto.dtype == torch.float32
 
 
-class Copies:
-    """What a kernel reads in place of a module's own tensors, and whether those are the same still.
-
-    Args:
-        originals: The tensors, by what they are for.
-    """
-
-    def __init__(self, originals: Originals) -> None:
-        self._originals, self._versions = originals, _versions(originals)
-
-    def is_of(self, originals: Originals) -> bool:
-        """Whether it was made of these very tensors, and they did not change since."""
-        if originals.keys() != self._originals.keys():
-            return False
-        same = all(tensor is self._originals[key] for key, tensor in originals.items())
-        return same and _versions(originals) == self._versions
-
-
-class Packed(Copies):
+class Packed:
     """Copies of all parts, and a table of where they are.
 
     Args:
@@ -99,7 +80,8 @@ class Packed(Copies):
     def __init__(self, parts: Mapping[int, Parts]) -> None:
         # The widest first: their programs take longest.
         by_width = sorted(parts.items(), key=lambda item: -item[1].centers.shape[1])
-        super().__init__(originals_of(parts))
+        self._originals = originals_of(parts)
+        self._versions = _versions(self._originals)
         self.layers = parts = dict(by_width)
         most = max(len(layer.centers) for layer in parts.values())
         classes = max(16, power_of_two(most))
@@ -140,15 +122,17 @@ class Packed(Copies):
         )
         _finish(numbers)
 
+    def is_of(self, originals: Originals) -> bool:
+        """Whether it was made of these very tensors, and they did not change since."""
+        if originals.keys() != self._originals.keys():
+            return False
+        same = all(tensor is self._originals[key] for key, tensor in originals.items())
+        return same and _versions(originals) == self._versions
+
     def unit_variances(self, rows: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """``u`` of each layer, ``(B,)`` in float64, from its rows ``(B, N)`` in float32."""
         u = packed_cubes([rows[index] for index in self.layers], *self.arguments)
         return dict(zip(self.layers, u.unbind(1), strict=True))
-
-
-def small(units: int, classes: int, dtype: torch.dtype) -> bool:
-    """Whether the kernels can take matrices of this size, and are better at it."""
-    return dtype == torch.float32 and units <= _WIDEST and classes <= _MOST_CLASSES
 
 
 def in_blocks(matrix: Tensor, columns: int = COLUMNS) -> Tensor:
@@ -190,40 +174,33 @@ def _finish(made: Tensor) -> None:
         torch.cuda.current_stream(made.device).synchronize()
 
 
-C = TypeVar("C", bound=Copies)
-
-
-class Packing(StableBuffers, Generic[C]):
+class Packing(StableBuffers):
     """A module that keeps copies of some of its tensors for kernels, while they do not change."""
 
-    _packed: C | None = None
+    _packed: Packed | None = None
 
     @abstractmethod
-    def _originals(self) -> Originals:
-        """What can be packed; nothing if nothing can."""
+    def _parts(self) -> Mapping[int, Parts]:
+        """What one kernel can take together, by the index of the representation."""
         raise NotImplementedError
 
-    @abstractmethod
-    def _copies(self) -> C:
-        """New copies."""
-        raise NotImplementedError
-
-    def packed(self, x: Tensor) -> C | None:
+    def packed(self, x: Tensor) -> Packed | None:
         """The copies, if this call can have them."""
         if not kernels_take(x):
             return None
         return self._packed if in_graph(x) else self.pack()  # whoever makes a graph did so before
 
-    def pack(self) -> C | None:
+    def pack(self) -> Packed | None:
         """Pack what can be, unless that was done and nothing has changed."""
         if not self.fits(self._packed):
             with torch.inference_mode(False), torch.no_grad():
-                self._packed = self._copies() if self._originals() else None
+                parts = self._parts()
+                self._packed = Packed(parts) if parts else None
         return self._packed
 
-    def fits(self, copies: C | None) -> bool:
+    def fits(self, copies: Packed | None) -> bool:
         """Whether these copies, or none, are what :meth:`pack` would give now."""
-        originals = self._originals()
+        originals = originals_of(self._parts())
         return not originals if copies is None else copies.is_of(originals)
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]

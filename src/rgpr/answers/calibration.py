@@ -142,12 +142,11 @@ def calibrate(
     )
     notes = _notes(model, outputs)
     given, temperature = model._as_given()
-    ones = torch.ones_like(given.slope)
-    dtype = torch.float64  # collected values are finite: no row is at the limit
+    dtype = torch.float64  # of what was collected, whatever the inputs have
     gaussian = DiagonalGaussian(outputs.first, outputs.second)
     strange = score(residual.strangeness(outputs.u), outputs.first, model.likelihood)
     label_scores: Tensor | None = None
-    chosen = _Chosen(given.onset, ones, temperature)
+    chosen = _Chosen(given.onset, given.slope, temperature)
     report: dict[str, Any] = {}
     if outputs.target is not None:
         if model.likelihood == "classification":
@@ -158,7 +157,8 @@ def calibrate(
             label_scores = (error / deviations(given, gaussian, outputs.u, dtype)).amax(1)
         # Of rows where the network overflowed only the scores are known.
         inside = outputs.u[:, 0] < torch.inf
-        chosen, report = _choose(model, outputs.of(inside), max_nll_increase)
+        if bool(inside.any()):
+            chosen, report = _choose(model, outputs.of(inside), max_nll_increase)
     onset = None
     if given.onset is not None and chosen.onset is not None:
         after = given.with_onset(chosen.onset, chosen.slope)
@@ -215,16 +215,16 @@ def _choose(model: RGPR, outputs: Outputs, budget: float) -> tuple[_Chosen, dict
     warmer = temperature
     if len(outputs) >= _FOR_TEMPERATURE:
         warmer = losses.temperature(temperature, nothing if given.onset is not None else as_fitted)
-    chosen, beyond = _Chosen(given.onset, torch.ones_like(given.slope), warmer), as_fitted
+    chosen, beyond = _Chosen(given.onset, given.slope, warmer), as_fitted
     if given.onset is not None and bool(given.sigma2.any()):
-        without = losses(nothing, warmer)
+        without, R = losses(nothing, warmer), given.joint(outputs.u)
 
         def cost(beyond: Tensor) -> Tensor:
             return losses(beyond, warmer) - without
 
-        q, c = _onset_and_slope(given.joint(outputs.u), float(given.onset), cost, budget)
+        q, c = _onset_and_slope(R, float(given.onset), cost, budget)
         chosen = _Chosen(torch.full_like(given.onset, q), torch.full_like(given.onset, c), warmer)
-        beyond = c * (given.joint(outputs.u) - q).clamp_min(0)
+        beyond = c * (R - q).clamp_min(0)
     report: dict[str, Any] = {"nll": (base, before, float(losses(beyond, warmer).mean()))}
     report |= losses.report(
         (nothing, temperature), (as_fitted, temperature), (beyond, chosen.temperature)

@@ -29,7 +29,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from .._backend.packing import Originals, Packed, Packing, Parts, originals_of
+from .._backend.packing import Packing, Parts
 from .._backend.precision import full_precision
 from .._network.capture import capture
 from .._network.checks import check_rows
@@ -50,7 +50,7 @@ SHARE = 2.0**-10
 CLASS_UNIT = 8 / math.pi
 
 
-class Residual(Packing[Packed]):
+class Residual(Packing):
     """A kernel for each representation, their scales, and how they become one variance.
 
     Args:
@@ -127,7 +127,6 @@ class Residual(Packing[Packed]):
         return result, [columns[index] for index in range(1, len(layers))]
 
     def _parts(self) -> dict[int, Parts]:
-        """What one kernel can take together, by the index of the representation."""
         return {
             index: part
             for index, coordinates in enumerate(self.coordinates)
@@ -135,12 +134,6 @@ class Residual(Packing[Packed]):
             and isinstance(coordinates, Prototypes)
             and (part := coordinates.parts) is not None
         }
-
-    def _originals(self) -> Originals:
-        return originals_of(self._parts())
-
-    def _copies(self) -> Packed:
-        return Packed(self._parts())
 
     # -- from u to the variance ----------------------------------------------------------------
 
