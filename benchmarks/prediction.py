@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rgpr import RGPR, as_posterior
-from rgpr._network.capture import capture
+from rgpr._network.running import capture
 from rgpr.posteriors.links import probit
 
 from .networks import NETWORKS, head, laplace, made
@@ -89,9 +89,8 @@ def _compiled(network: Any, model: Any, x: Tensor, device: str) -> dict[str, Any
 
 def _floor(network: nn.Module, model: RGPR, x: Tensor, device: str) -> dict[str, float]:
     """Bytes of the representations, and the seconds that reading them takes at least."""
-    sizes = [x.numel() * x.element_size()]
-    consume = lambda index, h: sizes.append(h.numel() * h.element_size())  # noqa: E731
-    with capture(network, model.layers, consume):
+    size = lambda h: h.numel() * h.element_size()  # noqa: E731
+    with capture(network, model.layers, [size] * len(model.layers), x) as sizes:
         network(x)
     return {"bytes": sum(sizes), "floor": sum(sizes) / _bandwidth(device)}
 

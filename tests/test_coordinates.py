@@ -173,44 +173,6 @@ def test_class_moments_against_plain_sums(n: int, classes: int, seed: int) -> No
     assert torch.equal(full.counts, torch.bincount(y, minlength=classes).double())
 
 
-@given(
-    st.integers(0, 2**32 - 1),
-    st.integers(1, 40),
-    st.integers(1, 40),
-    st.integers(1, 5),
-    st.sampled_from([0.0, 1000.0]),
-    st.booleans(),
-)
-def test_class_moments_without_some_that_were_taken_in(
-    seed: int, kept: int, taken: int, classes: int, center: float, diagonal: bool
-) -> None:
-    """What is left is what the others alone would have given, whatever the batches were."""
-    generator = torch.Generator().manual_seed(seed)
-    n = kept + taken
-    h = center + 5 * torch.randn(n, 3, generator=generator)
-    y = torch.randint(classes, (n,), generator=generator)
-    order = torch.randperm(n, generator=generator)
-
-    def moments(rows: Tensor, size: int) -> ClassMoments:
-        found = ClassMoments(classes, diagonal=diagonal)
-        for part in rows.split(size):
-            found.update(h[part], y[part])
-        return found
-
-    everything = moments(torch.arange(n), 7)
-    everything.merge(moments(order[:taken], 5).state, sign=-1)
-    rest = moments(order[taken:], 11)
-    assert torch.equal(everything.counts, rest.counts)
-    torch.testing.assert_close(everything.means, rest.means, rtol=1e-12, atol=1e-9)
-    torch.testing.assert_close(everything.scatter, rest.scatter, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(everything.covariance, rest.covariance, rtol=1e-9, atol=1e-9)
-    # And it can go on from there, also for a class of which nothing was left.
-    for one in (everything, rest):
-        one.update(h[:taken], y[:taken])
-    torch.testing.assert_close(everything.means, rest.means, rtol=1e-12, atol=1e-9)
-    torch.testing.assert_close(everything.scatter, rest.scatter, rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_class_that_comes_late_far_away(shards: int) -> None:
     """Its spread must not drown in its distance from the others."""

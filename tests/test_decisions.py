@@ -20,7 +20,7 @@ both_residuals = pytest.mark.parametrize("residual", ["onset", "paper"])
 def strangeness_by_hand(model: rgpr.RGPR, x: Tensor) -> list[float]:
     """The geometric mean of the hidden layers' u and a share of the mean of all, row by row."""
     assert model.residual is not None
-    u = model._read(x, model.posterior)[1].tolist()
+    u = model._extension().read(x).u.tolist()
     typical = model.residual.typical.tolist()
     found = []
     for row in u:
@@ -155,7 +155,7 @@ def test_an_explanation_adds_up(digits: Task, residual: str) -> None:
     torch.testing.assert_close(explanation.share.sum(1), (v > 0).double())
     # Distances are multiples of what is typical of the data, so theirs are around one.
     assert model.residual is not None
-    u = model._read(x, model.posterior)[1].detach()
+    u = model._extension().read(x).u.detach()
     torch.testing.assert_close(explanation.strangeness, u / model.residual.typical)
     at_data = model.explain(digits.x).strangeness.median(0).values
     assert ((at_data > 0.7) & (at_data < 1.5)).all()

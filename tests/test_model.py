@@ -155,7 +155,7 @@ def test_the_default_variance_of_a_regression_is_measured_in_its_outputs() -> No
         assert 0.9 < (variance == 0).double().mean() < 1
         assert float(model.residual.unit) == pytest.approx(0.1 * spread, rel=1e-4)
         # Where what is compared with the onset is twice as large, it is so many of its units.
-        u = model._read(4 * x, scaled)[1]
+        u = model._extension().read(4 * x, scaled).u
         twice = 2 * model.residual.onset / model.residual.joint(u)[:, None]
         expected = torch.full((300,), fitting._KAPPA, dtype=torch.float64)
         torch.testing.assert_close(model.residual(twice * u) / model.residual.unit, expected)
@@ -301,7 +301,7 @@ def test_r_flattens_the_residual(residual: str) -> None:
     if residual == "paper":
         torch.testing.assert_close(two.variance(x), one.variance(x) / 8)
     else:
-        far, u = (m.residual.joint(m._read(20 * x, network)[1]) for m in (one, two))
+        far, u = (m.residual.joint(m._extension().read(20 * x, network).u) for m in (one, two))
         torch.testing.assert_close(u, far / 8)
     with pytest.raises(ValueError, match="r = 0"):
         RGPR(network).fit([x], r=0)

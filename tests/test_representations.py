@@ -16,9 +16,8 @@ from torch.nn import functional as F
 import rgpr
 from networks import EVERY_NETWORK, Functional, LeNet, Reused, Shared, Wrapper, mlp
 from rgpr import RGPR
-from rgpr._network.capture import capture
 from rgpr._network.layers import check_layers, choose_layers
-from rgpr._network.running import evaluating, plain_module, watching
+from rgpr._network.running import capture, evaluating, plain_module, watching
 from rgpr._network.trace import linear_head
 
 EXPECTED_AUTO = {
@@ -38,14 +37,13 @@ EXPECTED_AUTO = {
 
 def read(network: nn.Module, layers: list[str], x: Tensor) -> dict[str, Tensor]:
     """What `capture` hands over, cloned."""
-    seen: dict[str, Tensor] = {}
     with (
         torch.no_grad(),
         evaluating(network),
-        capture(network, layers, lambda i, h: seen.update({layers[i]: h.clone()})),
+        capture(network, layers, [torch.clone] * len(layers), x) as found,
     ):
         network(x.clone())
-    return seen
+    return dict(zip(layers[1:], found[1:], strict=True))
 
 
 @pytest.mark.parametrize("name", EVERY_NETWORK)
@@ -414,7 +412,7 @@ def test_in_place_activation_does_not_reach_the_layer_before_it() -> None:
 def test_only_the_first_pass_is_read() -> None:
     network, x = mlp(), torch.randn(5, 4)
     seen: list[Tensor] = []
-    with torch.no_grad(), capture(network, ["input", "1"], lambda i, h: seen.append(h)):
+    with torch.no_grad(), capture(network, ["input", "1"], [len, seen.append], x):
         network(x)
         network(2 * x)
     assert len(seen) == 1

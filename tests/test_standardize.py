@@ -41,48 +41,6 @@ def test_independent_of_batch_size_and_order(
         torch.testing.assert_close(moments.std, expected, rtol=1e-6, atol=0)
 
 
-@given(
-    st.integers(0, 2**31),
-    st.integers(1, 40),
-    st.integers(1, 40),
-    st.sampled_from([0.0, 1.0, 1e3]),
-    st.sampled_from([torch.float32, torch.float64]),
-)
-def test_without_some_that_were_taken_in(
-    seed: int, kept: int, taken: int, center: float, dtype: torch.dtype
-) -> None:
-    """What is left is what the others alone would have given, whatever the batches were."""
-    generator = torch.Generator().manual_seed(seed)
-    data = torch.randn(kept + taken, 3, generator=generator, dtype=torch.float64)
-    data = (center + data * torch.tensor([0.1, 1.0, 100.0], dtype=torch.float64)).to(dtype)
-    order = torch.randperm(len(data), generator=generator)
-    everything = moments_of(list(data.split(7)))
-    everything.merge(moments_of(list(data[order[:taken]].split(5))).state, sign=-1)
-    rest = data[order[taken:]].double()
-    assert everything.count == kept
-    torch.testing.assert_close(everything.mean, rest.mean(0), rtol=1e-9, atol=1e-9)
-    squares = (rest - rest.mean(0)).square().sum(0)
-    # To the rounding of what was there before: deviations are float32's where the data are.
-    whole = (data.double() - data.double().mean(0)).square().sum(0)
-    slack = (1e-6 if dtype == torch.float32 else 1e-12) * (1 + whole)
-    assert ((everything.squares - squares).abs() <= slack).all()
-    again = moments_of(list(data[order[taken:]].split(4)))
-    for moments in (everything, again):
-        moments.merge(moments_of([data[:taken]]).state)
-    assert everything.count == again.count == len(data)
-    torch.testing.assert_close(everything.mean, again.mean, rtol=1e-9, atol=1e-9)
-
-
-def test_extremes_stay_when_some_are_taken_out() -> None:
-    data, everything, some = torch.randn(50, 3), Moments(), Moments()
-    everything.update(data, extremes=True)
-    low, high = everything.low.clone(), everything.high.clone()
-    some.update(data[:20], extremes=True)
-    everything.merge(some.state, sign=-1)
-    assert torch.equal(everything.low, low)
-    assert torch.equal(everything.high, high)
-
-
 def test_a_constant_unit_has_no_spread_in_any_batching() -> None:
     data = torch.full((1000, 2), 0.1)
     data[:, 1] = torch.randn(1000)

@@ -1,11 +1,9 @@
 """Honest confidence far from the training data, for PyTorch models that are already trained."""
 
-from .guarantee.assumptions import check
-from .model import RGPR
+from .model import RGPR, check, load
 from .posteriors import Posterior, as_posterior, register_posterior
 from .residual.recipes import ResidualRecipe, Strategy
 from .saving import export
-from .saving.model_file import load
 
 __all__ = [
     "RGPR",

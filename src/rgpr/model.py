@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ._backend.arithmetic import fused_probit
 from ._backend.buffers import StableBuffers
-from ._backend.precision import full_precision
-from ._network.checks import check_input, check_n_samples, one_of
+from ._backend.compiled import CompiledCall
+from ._network.checks import check_input, network_dtype_device, one_of
 from ._network.layers import LayerChoice, check_layers
-from ._network.running import network_dtype_device
-from .answers import conformal
+from ._network.running import plain_module
+from .answers import conformal, probabilities
 from .answers.calibration import Calibration, calibrate
 from .answers.explanation import Explanation, explain
-from .answers.limits import at_limit, far, finite_outputs, known, set_limit
-from .answers.predictions import deviations, log_probabilities
 from .answers.score import score
-from .extension.fitting import fit
+from .extension import Extension, Reading
+from .extension.fitting import Plan, fit
+from .guarantee.assumptions import Check, check_assumptions
 from .guarantee.certificate import Certificate, certify
 from .posteriors import Posterior, as_posterior
-from .posteriors.gaussian import Gaussian, standard_normal, symmetric_normal
-from .posteriors.links import bridge, bridge_logits, monte_carlo, probit, twice_probit
+from .posteriors.gaussian import Gaussian
 from .residual.recipes import RESIDUALS, ResidualRecipe
-from .residual.variance import SHARE, Residual
+from .residual.variance import Residual
+from .saving import model_file
+from .saving.export import check_exportable, program
+from .tuning.options import Options
 from .tuning.result import TuningResult
 from .tuning.run import tune
 
-__all__ = ["RGPR"]
+__all__ = ["RGPR", "check", "load"]
 
-T = TypeVar("T")
 # Tensors that a fit or a calibration makes: there or not, and of whatever size.
 _LEARNED = (
     "_given_onset",
@@ -160,9 +161,8 @@ class RGPR(StableBuffers):
             ValueError: No batch, fewer than two inputs, inputs of differing shapes, or a value
                 that is not finite; the message names the batch.
         """
-        fitted = fit(
-            self.posterior, self._choice, self.recipe, self.likelihood, train_loader, r, progress
-        )
+        plan = Plan(self.posterior, self._choice, self.recipe, self.likelihood, r)
+        fitted = fit(plan, train_loader, progress)
         self._layers, self._input_shape = fitted.layers, fitted.shape
         self.residual = fitted.residual
         for name in _LEARNED:
@@ -227,15 +227,31 @@ class RGPR(StableBuffers):
         self._given_temperature = self._temperature.clone()
         self._label_scores = None
 
-    def _as_given(self) -> tuple[Residual, Tensor]:
-        """The residual and the temperature as the fit or the user set them.
+    def _extension(self) -> Extension:
+        """The parts that make an answer, as they are now."""
+        if self.residual is None or self._input_shape is None:
+            raise RuntimeError("this model was not fitted: call model.fit(train_loader) first")
+        return Extension(
+            self.posterior,
+            self.residual,
+            self._layers,
+            self._input_shape,
+            self.likelihood,
+            self._temperature,
+            self.nan,
+        )
+
+    def _as_given(self) -> Extension:
+        """The parts with the onset and the temperature that the fit or the user set.
 
         Sets and intervals are ranked by these. What :meth:`calibrate` chooses depends on the very
         data that it ranks.
         """
-        residual = self._fitted()
+        now = self._extension()
         given = self._temperature if self._given_temperature is None else self._given_temperature
-        return residual.with_onset(self._given_onset, torch.ones_like(residual.slope)), given
+        slope = torch.ones_like(now.residual.slope)
+        residual = now.residual.with_onset(self._given_onset, slope)
+        return replace(now, residual=residual, temperature=given)
 
     def _load_from_state_dict(self, state_dict, prefix, *rest):  # type: ignore[no-untyped-def]
         for name in _LEARNED:  # there, or not, and of the size that they have in the state
@@ -286,7 +302,16 @@ class RGPR(StableBuffers):
             RuntimeError: The model was not fitted.
             ValueError: No example, labels that do not fit the outputs, or a negative budget.
         """
-        return calibrate(self, val_loader, max_nll_increase, progress)
+        given = self._as_given()
+        known = None if self._fit_keys is None else (self._fit_keys, int(self._fit_count or 0))
+        found, report = calibrate(
+            given, val_loader, known, max_nll_increase=max_nll_increase, progress=progress
+        )
+        residual = self._fitted()
+        residual.onset, residual.slope = found.onset, found.slope
+        self._temperature = found.temperature
+        self._references, self._label_scores = found.references, found.label_scores
+        return report
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -351,12 +376,10 @@ class RGPR(StableBuffers):
             ValueError: The default residual, options that do not fit together, targets that do
                 not fit the outputs, or too many examples for ``"marginal-likelihood"``.
         """
-        return tune(
-            self,
-            val_loader,
-            objective=objective,
-            ood=ood,
-            ood_weight=ood_weight,
+        options = Options(
+            objective,
+            ood,
+            ood_weight,
             link_approx=link_approx,
             n_samples=n_samples,
             temperature=temperature,
@@ -367,6 +390,11 @@ class RGPR(StableBuffers):
             seed=seed,
             progress=progress,
         )
+        tuned, result = tune(self._extension(), val_loader, options)
+        self.sigma2 = tuned.sigma2
+        if temperature:
+            self.temperature = tuned.temperature
+        return result
 
     # -- probabilities ---------------------------------------------------------------------------
 
@@ -387,9 +415,15 @@ class RGPR(StableBuffers):
             RuntimeError: The model was not fitted.
             TypeError: The base predicts by random samples, or through another library's object.
         """
-        from ._backend.compiled import CompiledCall  # it knows this module
+        check_exportable(self)
 
-        self._compiled_call_impl = CompiledCall(self, options)
+        def export(model: RGPR, x: Tensor, dynamic: bool) -> torch.export.ExportedProgram:
+            return program(model, x, dynamic=dynamic)
+
+        def check(x: Tensor) -> None:
+            check_input(x, self.posterior.network, self._input_shape)
+
+        self._compiled_call_impl = CompiledCall(self, export, check, options)
 
     def forward(
         self,
@@ -428,55 +462,15 @@ class RGPR(StableBuffers):
             TypeError: ``x`` has the wrong dtype.
             ValueError: ``x`` has the wrong shape or device, or a NaN with ``nan="raise"``.
         """
-        one_of("link_approx", link_approx, ("probit", "mc", "bridge"))
-        one_of("pred_type", pred_type, ("glm",))
+        if link_approx != "probit":
+            probabilities.check_link(link_approx)
+        if pred_type != "glm":
+            one_of("pred_type", pred_type, ("glm",))
+        extension = self._extension()
         if self.likelihood == "classification" and link_approx == "mc":
-            samples, limit = self._samples(x, n_samples, generator)
-            mixed = monte_carlo(torch.where(limit[:, None], 0.0, samples))
-            return set_limit(mixed, limit).to(x.dtype)
-        return self._answer(x, *self._read(x, self.posterior), link_approx, diagonal_output)
-
-    def _answer(
-        self,
-        x: Tensor,
-        gaussian: Gaussian,
-        u: Tensor,
-        link_approx: str = "probit",
-        diagonal_output: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """What :meth:`forward` returns, from what one pass through the network gave."""
-        residual = self._fitted()
-        with full_precision(x):
-            gaussian = gaussian.with_mean(gaussian.mean.to(x.dtype))
-            if self.likelihood == "classification" and link_approx == "probit":
-                at_once = fused_probit(
-                    gaussian.mean,
-                    gaussian.variance,
-                    u,
-                    residual.sigma2,
-                    residual.onset,
-                    residual.slope,
-                    residual.typical,
-                    SHARE,
-                    self.temperature,
-                    far(x.dtype),
-                )
-                if at_once is not None:
-                    return at_once
-            v = residual(known(u, x.dtype))
-            limit = at_limit(u, v, finite_outputs(gaussian), x.dtype)
-            v = torch.where(limit, 0.0, v)
-            if self.likelihood == "regression":
-                return _regression(gaussian, v, limit, diagonal_output)
-            if residual.onset is None:
-                link = bridge if link_approx == "bridge" else probit
-                return set_limit(link(gaussian, v, self.temperature), limit)
-            beyond = v / residual.unit
-            if link_approx == "bridge":
-                logits = bridge_logits(gaussian, torch.zeros_like(v), self.temperature)
-                flat = torch.softmax(logits * (1 + beyond[:, None]).rsqrt(), -1)
-                return set_limit(flat.to(x.dtype), limit)
-            return set_limit(twice_probit(gaussian, beyond, self.temperature), limit)
+            drawn, limit = probabilities.draw(extension, x, n_samples, generator)
+            return probabilities.monte_carlo(drawn, limit).to(x.dtype)
+        return probabilities.answer(extension, extension.read(x), link_approx, diagonal_output)
 
     def predictive_samples(
         self,
@@ -498,34 +492,13 @@ class RGPR(StableBuffers):
                 ``link_approx="mc"`` does: each sample has the same law, but they are not
                 independent of each other. ``False`` for samples that are.
         """
-        return self._samples(x, n_samples, generator, symmetric)[0]
+        extension = self._extension()
+        return probabilities.draw(extension, x, n_samples, generator, symmetric=symmetric)[0]
 
     def variance(self, x: Tensor) -> Tensor:
         """The residual's variance ``v(x)``, ``(B,)`` in float64."""
-        u = self._read(x, self.posterior.network)[1]
-        v: Tensor = self._fitted()(known(u, x.dtype))
-        return v
-
-    def _samples(
-        self, x: Tensor, n_samples: int, generator: torch.Generator | None, symmetric: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """Samples with the residual's noise, and which rows are at the limit."""
-        check_n_samples(n_samples)
-        samples, u = self._read(x, lambda clean: self.posterior.sample(clean, n_samples, generator))
-        v = self._fitted()(known(u, x.dtype))
-        limit = at_limit(u, v, (samples.abs() < torch.inf).all(2).all(0), x.dtype)
-        v = torch.where(limit, torch.inf, v)
-        if self.likelihood == "classification" and symmetric:
-            noise = symmetric_normal(n_samples, (len(x), samples.shape[2]), samples, generator)
-        else:
-            noise = standard_normal(tuple(samples.shape), samples, generator)
-        # Zero times noise is exactly zero, so without variance these are the base's own samples.
-        noise = v.sqrt()[:, None] * noise
-        # The noise alone at the limit: infinity minus infinity would be NaN.
-        samples = torch.where(limit[:, None], 0.0, samples) + noise
-        if self.likelihood == "classification":
-            samples = samples / self.temperature
-        return samples, limit
+        extension = self._extension()
+        return probabilities.variance(extension, extension.read(x, self.posterior.network))
 
     # -- how strange, and what follows -----------------------------------------------------------
 
@@ -536,19 +509,15 @@ class RGPR(StableBuffers):
         calibrating nor tuning changes it. Along every ray away from the data it grows without
         bound; a row at the limit (see :meth:`forward`) has an infinite score.
         """
-        return self._score(x, *self._read(x, self.posterior))
-
-    def _score(self, x: Tensor, gaussian: Gaussian, u: Tensor) -> Tensor:
-        with full_precision(x):
-            strangeness = self._fitted().strangeness(known(u, x.dtype))
-            limit = at_limit(u, strangeness, finite_outputs(gaussian), x.dtype)
-            return torch.where(limit, torch.inf, score(strangeness, gaussian.mean, self.likelihood))
+        extension = self._extension()
+        return score(extension, extension.read(x))
 
     def _everything(self, x: Tensor, diagonal_output: bool = False) -> tuple[Tensor, ...]:
         """What a plain call returns, the score, and the p-value if there is one, from one pass."""
-        gaussian, u = self._read(x, self.posterior)
-        answer = self._answer(x, gaussian, u, diagonal_output=diagonal_output)
-        strange = self._score(x, gaussian, u)
+        extension = self._extension()
+        reading: Reading[Gaussian] = extension.read(x)
+        answer = probabilities.answer(extension, reading, diagonal=diagonal_output)
+        strange = score(extension, reading)
         answers = (answer,) if isinstance(answer, Tensor) else answer
         if self._references is None:
             return (*answers, strange)
@@ -618,8 +587,8 @@ class RGPR(StableBuffers):
         if self.likelihood != "classification":
             raise ValueError("sets are of classes; this model is a regression: use model.interval")
         bound = self._bound(coverage)
-        gaussian, u = self._read(x, self.posterior)
-        log_p = log_probabilities(*self._as_given(), gaussian, u, x.dtype)
+        extension = self._as_given()
+        log_p = probabilities.log_probabilities(extension, extension.read(x))
         inside = conformal.class_scores(log_p) <= bound
         # The most probable one, and everything where there is no answer to rank by.
         return inside | (log_p == log_p.amax(1, keepdim=True)) | log_p.isnan()
@@ -638,22 +607,20 @@ class RGPR(StableBuffers):
         if self.likelihood != "regression":
             raise ValueError("intervals are of numbers; this model classifies: use predict_set")
         bound = self._bound(coverage)
-        gaussian, u = self._read(x, self.posterior)
-        deviation = deviations(self._as_given()[0], gaussian, u, x.dtype)
+        extension = self._as_given()
+        reading: Reading[Gaussian] = extension.read(x)
+        deviation = probabilities.deviations(extension, reading)
         limit = deviation.isinf()
         width = torch.where(limit, torch.inf, bound * deviation)  # also where the bound is zero
-        mean = gaussian.mean.double()
+        mean = reading.output.mean.double()
         low, high = (torch.where(limit, 0.0, mean) + side * width for side in (-1, 1))
         return low, high
 
     @torch.no_grad()
     def explain(self, x: Tensor) -> Explanation:
         """Which representation made each input how strange; ``print`` it."""
-        gaussian, u = self._read(x, self.posterior)
-        answer = self._answer(x, gaussian, u)
-        confidence = answer.amax(1).double() if isinstance(answer, Tensor) else None
-        strange = self._score(x, gaussian, u)
-        return explain(self.layers, self._fitted(), known(u, x.dtype), strange, confidence)
+        extension = self._extension()
+        return explain(extension, extension.read(x))
 
     def certify(self, eps: float = 0.05) -> Certificate:
         """A distance beyond which every input has a confidence of at most ``1 / C + eps``.
@@ -667,7 +634,7 @@ class RGPR(StableBuffers):
             TypeError: Neither can be had; the message names what is in the way of both.
             ValueError: Nothing to certify: regression, or a scale of zero.
         """
-        return certify(self, eps)
+        return certify(self._extension(), eps)
 
     def _reference_scores(self) -> Tensor:
         self._fitted()
@@ -696,27 +663,6 @@ class RGPR(StableBuffers):
             raise RuntimeError("this model was not fitted: call model.fit(train_loader) first")
         return self.residual
 
-    def _read(self, x: Tensor, run: Callable[[Tensor], T]) -> tuple[T, Tensor]:
-        """``run(x)`` and, from the same pass through the network, ``u``: ``(B, L)``.
-
-        ``run`` never sees a value that is not finite: such rows are zeros to it, and have
-        ``u = inf``, or NaN if there is a NaN in them.
-        """
-        residual = self._fitted()
-        check_input(x, self.posterior.network, self._input_shape)
-        first = residual.unit_variance(0, x)
-        if self.nan == "raise" and bool(first.isnan().any()):
-            row = int(first.isnan().nonzero()[0])
-            raise ValueError(
-                f"row {row} of the input holds a NaN; clean it, or use nan='propagate' to get NaN "
-                "for that row"
-            )
-        finite = first.detach().abs() < torch.inf  # half the launches of isfinite
-        clean = torch.where(finite.reshape(-1, *[1] * (x.dim() - 1)), x, 0.0)
-        result, columns = residual.read(self.posterior, self._layers, clean, run)
-        u = torch.stack([first, *columns], dim=1)
-        return result, torch.where(finite[:, None], u, first[:, None])
-
     # -- files -----------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -726,21 +672,53 @@ class RGPR(StableBuffers):
             RuntimeError: The model was not fitted.
             TypeError: The posterior still needs the object it was made from.
         """
-        from .saving.model_file import save  # it knows this module
-
-        save(self, path)
+        learned = {name: getattr(self, name) for name in _LEARNED}
+        tensors = {name: tensor for name, tensor in learned.items() if tensor is not None}
+        model_file.save(path, self._extension(), self.recipe, tensors)
 
     def extra_repr(self) -> str:
         layers = self._layers or self._choice
         return f"likelihood={self.likelihood!r}, layers={layers!r}"
 
 
-def _regression(
-    gaussian: Gaussian, v: Tensor, limit: Tensor, diagonal_output: bool
-) -> tuple[Tensor, Tensor]:
-    mean = torch.where((limit | v.isnan())[:, None], torch.nan, gaussian.mean)
-    v = torch.where(limit, torch.inf, v)
-    if diagonal_output:
-        return mean, torch.where(limit[:, None], 0.0, gaussian.variance) + v[:, None]
-    covariance = torch.where(limit[:, None, None], 0.0, gaussian.covariance)
-    return mean, covariance + torch.diag_embed(v[:, None].expand_as(mean))
+def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
+    """The model that :meth:`RGPR.save` wrote.
+
+    Files of rgpr 0.1 with ``residual="paper"`` load as well. Those with its default residual, which
+    this version replaced, are refused: fit such a model again.
+
+    Args:
+        path: The file.
+        network: A network of the same architecture. The saved weights are loaded into it, as
+            with ``load_state_dict``, once everything else in the file has been checked.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is damaged or not ours, or belongs to another network.
+    """
+    network = plain_module(network)
+    with torch.inference_mode(False):  # what is loaded must be usable outside of it
+        saved = model_file.load(path, network)
+        parts = saved.extension
+        model = RGPR(
+            parts.posterior, parts.layers, parts.likelihood, residual=saved.recipe, nan=parts.nan
+        )
+        model.residual = parts.residual
+        model.temperature = parts.temperature
+        # A file may name these tensors alone, and none of the model's other attributes.
+        for name in saved.learned.keys() & set(_LEARNED):
+            setattr(model, name, saved.learned[name])
+        model._layers, model._input_shape = list(parts.layers), parts.input_shape
+    network.load_state_dict(saved.weights)
+    device = network_dtype_device(network)[1]
+    return model if device is None else model.to(device)
+
+
+def check(model: RGPR, *, seed: int = 0) -> Check:
+    """Which of the theorem's assumptions a fitted classifier meets, and what follows for it.
+
+    Args:
+        model: The model.
+        seed: Of the random directions in which it is measured far away.
+    """
+    return check_assumptions(model._extension(), seed)

@@ -16,7 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from rgpr.answers.outputs import Outputs, Parameters
+from rgpr.answers.examples import Examples, Parameters
 from rgpr.metrics import accuracy, brier, confidence, ece, nll
 from rgpr.model import RGPR
 
@@ -111,11 +111,12 @@ def _of_one_network(competing: Contestants, images: Tensor) -> dict[str, Tensor]
     return found
 
 
-def _outputs(model: RGPR, images: Tensor) -> Outputs:
+def _outputs(model: RGPR, images: Tensor) -> Examples:
     """The base's Gaussians and ``u``, from which every ``sigma2`` can predict."""
     parts = []
     for x in Loader(images):
-        gaussian, u = model._read(x, model.posterior)
+        reading = model._extension().read(x)
+        gaussian, u = reading.output, reading.u
         parts.append((u, gaussian.mean.double(), gaussian.variance))
     u, mean, variance = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Outputs(u, mean, variance, None, len(u))
+    return Examples(u, mean, variance, None, len(u))

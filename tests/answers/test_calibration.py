@@ -40,7 +40,7 @@ def test_not_weaker_and_within_the_budget(
     base = nll(digits.network(x).softmax(1), y)
     inputs = torch.cat([a * digits.x for a in (1, 1.5, 2, 4, 10, 100, 1e4)])
     with torch.no_grad():
-        before, seen = model.variance(inputs), model._read(inputs, model.posterior)[1]
+        before, seen = model.variance(inputs), model._extension().read(inputs).u
         sharp = confidence(model(inputs))
     found = model.calibrate([(x, y)], max_nll_increase=budget)
     with torch.no_grad():

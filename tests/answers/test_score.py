@@ -40,7 +40,7 @@ def test_strangeness_by_hand(digits: Task) -> None:
     model = rgpr.RGPR(digits.network).fit(digits.loader())
     residual = model.residual
     with torch.no_grad():
-        u = model._read(3 * digits.x[:20], model.posterior)[1]
+        u = model._extension().read(3 * digits.x[:20]).u
     ratios = u / residual.typical
     expected = ratios[:, 1:].log().mean(1).exp() + 2**-10 * ratios.mean(1)
     torch.testing.assert_close(residual.strangeness(u), expected)

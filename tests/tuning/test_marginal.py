@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import rgpr
 from networks import blobs, mlp
 from references import dscs_sum, jacobian, standardised
-from rgpr.answers.outputs import Parameters
+from rgpr.answers.examples import Parameters
 from rgpr.posteriors import FunctionPosterior, Temperature
 from rgpr.tuning.objectives.marginal import KernelMatrices, laplace_evidence, regression_evidence
 

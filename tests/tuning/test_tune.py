@@ -18,7 +18,7 @@ import rgpr
 from networks import Task, convolutional, mlp
 from rgpr import noise
 from rgpr._network.reservoir import Reservoir, row_keys
-from rgpr.answers.outputs import Outputs, Parameters
+from rgpr.answers.examples import Examples, Parameters
 from rgpr.metrics import accuracy, confidence, ece, nll
 from rgpr.tuning.budget import largest_weight
 from rgpr.tuning.optimize import Optimum
@@ -186,7 +186,7 @@ def test_large_sets_are_thinned(model: rgpr.RGPR, digits: Task) -> None:
 def test_memory_is_bounded_whatever_is_asked(
     model: rgpr.RGPR, digits: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rgpr.answers.outputs._BYTES", 100 * (20 + 3 + 1) * 8)
+    monkeypatch.setattr("rgpr.answers.examples._BYTES", 100 * (20 + 3 + 1) * 8)
     assert model.tune([(digits.x, digits.y)], max_examples=None).examples == (100, 0)
 
 
@@ -195,7 +195,7 @@ def test_evaluating_in_parts_changes_nothing(
 ) -> None:
     whole = model.tune([(digits.x, digits.y)], "ood")
     start = model.sigma2
-    monkeypatch.setattr("rgpr.answers.outputs._CHUNK", 10 * 37)
+    monkeypatch.setattr("rgpr.answers.examples._CHUNK", 10 * 37)
     model.sigma2 = start
     parts = model.tune([(digits.x, digits.y)], "ood")
     assert parts.after == pytest.approx(whole.after, abs=1e-6)
@@ -486,17 +486,17 @@ def test_the_largest_weight_by_hand() -> None:
     def solve(weight: float, near: Optimum | None) -> Optimum:
         return Optimum(torch.tensor([weight]), 0.0)
 
-    weight, optimum, trials = largest_weight(solve, lambda o: float(o.z), 0.7)
+    weight, optimum, trials = largest_weight(solve, lambda o: float(o.z), 0.7, 100)
     assert 0.65 < weight <= 0.7
     assert float(optimum.z) == pytest.approx(weight)
     assert all(t.increase == pytest.approx(t.weight) for t in trials)
-    assert largest_weight(solve, lambda o: 0.0, 0.7)[0] == 100
-    assert largest_weight(solve, lambda o: 1.0, 0.7)[0] == 0
+    assert largest_weight(solve, lambda o: 0.0, 0.7, 100)[0] == 100
+    assert largest_weight(solve, lambda o: 1.0, 0.7, 100)[0] == 0
 
 
 def test_zero_variance_has_a_gradient_under_monte_carlo() -> None:
     zeros = torch.zeros(4, 2, dtype=torch.float64)
-    outputs = Outputs(zeros, torch.randn(4, 5, 3), torch.randn(4, 5, 3), None, 4)
+    outputs = Examples(zeros, torch.randn(4, 5, 3), torch.randn(4, 5, 3), None, 4)
     sigma2 = torch.ones(2, dtype=torch.float64, requires_grad=True)
     one = torch.ones((), dtype=torch.float64)
     outputs.log_probabilities(Parameters(sigma2, one, one)).sum().backward()

@@ -1,7 +1,7 @@
-"""A model's predictions as one compiled graph; see :meth:`rgpr.RGPR.compile`.
+"""A module's plain calls as one compiled graph; see :meth:`rgpr.RGPR.compile`.
 
-Hooks, which read the representations, would cut a graph into pieces, so the model is exported
-first. The graph holds the model's own tensors, so it sees values that change in place. If a tensor
+Hooks, which read the representations, would cut a graph into pieces, so the module is exported
+first. The graph holds the module's own tensors, so it sees values that change in place. If a tensor
 was replaced by another one, the graph is compiled again. On a GPU the graph holds copies of the
 prototypes, so it is also compiled again if these changed in place.
 """
@@ -9,17 +9,14 @@ prototypes, so it is also compiled again if these changed in place.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from inspect import signature
 from operator import is_
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .._network.checks import check_input
-from .._network.running import every_module
-from ..model import RGPR
-from ..saving.export import check_exportable, program
 from .arithmetic import few_rows, kernels_in_graphs
 from .packing import Packing
 
@@ -32,25 +29,35 @@ _making = threading.RLock()
 _Table = dict[Any, Any]
 
 
+Export = Callable[[Any, Tensor, bool], torch.export.ExportedProgram]
+
+
 class CompiledCall:
-    """What is called in place of a model.
+    """What is called in place of a module.
 
     Args:
-        model: A fitted model.
+        model: The module.
+        export: ``export(model, x, dynamic)`` gives the module's plain call as a program, for any
+            number of rows if ``dynamic``.
+        check: ``check(x)`` refuses an input that the module cannot take: a graph does not.
         options: What ``torch.compile`` is given.
     """
 
-    def __init__(self, model: RGPR, options: dict[str, Any]) -> None:
-        model._fitted()
-        check_exportable(model)
-        self._model, self._options = model, options
+    def __init__(
+        self,
+        model: nn.Module,
+        export: Export,
+        check: Callable[[Tensor], None],
+        options: dict[str, Any],
+    ) -> None:
+        self._model, self._export, self._check, self._options = model, export, check, options
         self._made = _Graphs(model)
 
     def __call__(self, x: Tensor, **options: Any) -> Any:
         model, made = self._model, self._made
         if options or not self._plain(x):
             return model._call_impl(x, **options)  # type: ignore[no-untyped-call]
-        check_input(x, model.posterior.network, model._input_shape)
+        self._check(x)
         if made.by_key and made.watched:  # no graph would tell those who watch
             return model._call_impl(x)  # type: ignore[no-untyped-call]
         if made.changed:
@@ -67,7 +74,7 @@ class CompiledCall:
                 with kernels_in_graphs(x) as kernels:
                     if kernels:
                         made.pack()
-                    exported = _unchecked(program(model, x, dynamic=key[-1] is None))
+                    exported = _unchecked(self._export(model, x, key[-1] is None))
                 graph = torch.compile(exported, **self._options)
             answer = graph(x)  # which compiles
             made.by_key[key] = graph
@@ -102,9 +109,9 @@ class _Graphs:
     Every call looks at that, so it is done in few, fast steps.
     """
 
-    def __init__(self, model: RGPR) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.by_key: dict[tuple[Any, ...], Any] = {}
-        every = every_module(model)
+        every = list(model.modules())
         self._packing = [m for m in every if isinstance(m, Packing)]
         self._packed: list[tuple[Packing, Any]] = []
         watched = [m for m in every if m is not model]

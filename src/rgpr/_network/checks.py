@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from .running import network_dtype_device
 
 __all__ = [
     "check_batch",
     "check_input",
     "check_logits",
     "check_n_samples",
-    "check_rows",
     "check_target",
+    "network_dtype_device",
     "not_finite",
     "one_of",
 ]
@@ -83,15 +82,6 @@ def not_finite(which: str) -> ValueError:
     )
 
 
-def check_rows(layer: str, h: Tensor, x: Tensor) -> None:
-    """Refuse a representation whose first dimension is not the batch."""
-    if h.shape[0] != x.shape[0]:
-        raise ValueError(
-            f"layer '{layer}' gives shape {tuple(h.shape)} for a batch of {x.shape[0]}; expected "
-            "(B, ...) with the batch first. Choose other layers"
-        )
-
-
 def check_logits(output: Any) -> None:
     """Refuse a network that ends in a softmax: squashing twice would pass unnoticed."""
     if isinstance(output, Tensor) and output.dim() == 2 and output.shape[1] > 1:
@@ -144,3 +134,11 @@ def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}")
     return value
+
+
+def network_dtype_device(network: nn.Module) -> tuple[torch.dtype | None, torch.device | None]:
+    """What the network computes in; ``(None, None)`` for one without floating-point tensors."""
+    for tensor in chain(network.parameters(), network.buffers()):  # usually the very first
+        if tensor.is_floating_point():
+            return tensor.dtype, tensor.device
+    return None, None

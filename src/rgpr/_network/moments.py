@@ -41,9 +41,9 @@ class Moments:
         """
         if len(h) == 0:
             return
-        dtype = at_least_float32(h.dtype)
         if self.count == 0:
-            self._start(h.mean(0, dtype=dtype).flatten())
+            self._start(h.mean(0, dtype=at_least_float32(h.dtype)).flatten())
+        dtype = self._near.dtype
         if extremes:
             low, high = torch.aminmax(h.flatten(1).to(dtype), dim=0)
             self.low = torch.minimum(self.low, low) if self.count else low
@@ -52,11 +52,8 @@ class Moments:
         self.count += len(h)
         add_moments(h, self._near, self._sum, self._squares)
 
-    def merge(self, state: dict[str, Any], sign: int = 1) -> None:
-        """Take in another's; see :attr:`state`. With the sign -1, take it out again.
-
-        Extremes cannot be taken out and stay as they are.
-        """
+    def merge(self, state: dict[str, Any]) -> None:
+        """Take in another's; see :attr:`state`."""
         if state["count"] == 0:
             return
         if self.count == 0:
@@ -66,10 +63,10 @@ class Moments:
             self.low = state["low"] if first else torch.minimum(self.low, state["low"])
             self.high = state["high"] if first else torch.maximum(self.high, state["high"])
         self.resolution = max(self.resolution, state["resolution"])
-        self.count += sign * state["count"]
+        self.count += state["count"]
         delta = state["mean"] - self._near
-        self._sum += sign * state["count"] * delta
-        self._squares += sign * (state["squares"] + state["count"] * delta.square())
+        self._sum += state["count"] * delta
+        self._squares += state["squares"] + state["count"] * delta.square()
 
     @property
     def state(self) -> dict[str, Any]:
@@ -141,17 +138,17 @@ class ClassMoments:
         else:
             self._scatter.addmm_(deviations.T, deviations)
 
-    def merge(self, state: dict[str, Any], sign: int = 1) -> None:
-        """Take in another's; see :attr:`state`. With the sign -1, take it out again."""
+    def merge(self, state: dict[str, Any]) -> None:
+        """Take in another's; see :attr:`state`."""
         if state["counts"].numel() == 0:
             return
         self.resolution = max(self.resolution, state["resolution"])
         self._welcome(state["counts"], state["means"])
         delta = state["means"] - self._near
         weighted = delta * state["counts"][:, None]
-        self.counts += sign * state["counts"]
-        self._sums += sign * weighted
-        self._scatter += sign * (state["scatter"] + self._outer(delta, weighted))
+        self.counts += state["counts"]
+        self._sums += weighted
+        self._scatter += state["scatter"] + self._outer(delta, weighted)
 
     @property
     def state(self) -> dict[str, Any]:

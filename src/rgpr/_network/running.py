@@ -1,27 +1,44 @@
-"""Run somebody else's network and leave it as it was: its mode, its hooks, its other threads."""
+"""Run somebody else's network, read it on the way, and leave it as it was.
+
+:func:`evaluating` switches modes for a while, :func:`watching` puts hooks on for one pass, and
+:func:`capture` takes the representations out of that pass. Modes and hooks come back on every way
+out, and other threads that run the same network see nothing of it.
+"""
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
-from typing import Any
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from .._backend.precision import full_precision
 
 __all__ = [
+    "GOES_IN",
+    "INPUT",
     "After",
     "Before",
+    "capture",
     "evaluating",
     "every_module",
-    "network_dtype_device",
+    "first_tensor",
+    "parse_layer",
     "plain_module",
     "watching",
 ]
 
+T = TypeVar("T")
+# The name of the input among the representations.
+INPUT = "input"
+# The ending of a layer's name where its input is meant instead of its output.
+GOES_IN = ":input"
 Before = Callable[[nn.Module, tuple[Any, ...]], None]
 After = Callable[[nn.Module, tuple[Any, ...], Any], None]
 
@@ -116,44 +133,150 @@ def watching(
     owner = 0 if compiling else threading.get_ident()
     finished = False
 
-    def ours() -> bool:
-        return not finished and (compiling or threading.get_ident() == owner)
-
-    def run_after(handler: After) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if ours():
-                handler(module, args, output)
+    def run(handler: Callable[..., None]) -> Callable[..., None]:
+        def hook(*arguments: Any) -> None:
+            if not finished and (compiling or threading.get_ident() == owner):
+                handler(*arguments)
 
         return hook
 
-    def run_before(handler: Before) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if ours():
-                handler(module, args)
-
-        return hook
-
-    def finish(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def finish(*_: Any) -> None:
         nonlocal finished
-        if ours():
-            finished = True
+        finished = True
 
     handles = []
     try:
         for module, handle_before in (before or {}).items():
-            handles.append(module.register_forward_pre_hook(run_before(handle_before)))
+            handles.append(module.register_forward_pre_hook(run(handle_before)))
         for module, handle_after in after.items():
-            handles.append(module.register_forward_hook(run_after(handle_after)))
-        handles.append(network.register_forward_hook(finish))
+            handles.append(module.register_forward_hook(run(handle_after)))
+        handles.append(network.register_forward_hook(run(finish)))
         yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-def network_dtype_device(network: nn.Module) -> tuple[torch.dtype | None, torch.device | None]:
-    """What the network computes in; ``(None, None)`` for one without floating-point tensors."""
-    for tensor in chain(network.parameters(), network.buffers()):  # usually the very first
-        if tensor.is_floating_point():
-            return tensor.dtype, tensor.device
-    return None, None
+# -- reading representations in the pass that predicts -------------------------------------------
+
+
+@contextmanager
+def capture(
+    network: nn.Module, layers: Sequence[str], takes: Sequence[Callable[[Tensor], T]], x: Tensor
+) -> Iterator[list[T]]:
+    """Apply ``takes[i]`` to the representation ``layers[i]`` during the next pass.
+
+    Each representation is taken at once, before an operation in place can change it, and outside
+    of autocast. The input, which is the first of them, is taken before the pass.
+
+    Args:
+        network: The network whose next pass, by this thread, is read.
+        layers: Names as :func:`rgpr._network.layers.choose_layers` returns them, the input first.
+        takes: One function for each of the layers.
+        x: The batch that will be run.
+
+    Yields:
+        A list that holds what each function returned. The input's entry is there at once, the
+        others when the pass has been made.
+
+    Raises:
+        RuntimeError: On leaving, if a layer did not run.
+        ValueError: During the pass, if a representation does not have that many rows.
+    """
+    reader = _Reader(layers, takes, x)
+    before: dict[nn.Module, dict[int, int]] = {}
+    after: dict[nn.Module, dict[int, int]] = {}
+    for index, layer in enumerate(layers[1:], start=1):
+        name, number, goes_in = parse_layer(layer)
+        runs = (before if goes_in else after).setdefault(network.get_submodule(name), {})
+        runs[int(number or 0)] = index
+    handles = []
+    try:
+        for module, runs in before.items():
+            handles.append(module.register_forward_pre_hook(reader.hook(runs)))
+        for module, runs in after.items():
+            handles.append(module.register_forward_hook(reader.hook(runs)))
+        handles.append(network.register_forward_hook(reader.finish))
+        reader.take(0, x)
+        yield reader.found
+    finally:
+        for handle in handles:
+            handle.remove()
+    if reader.missing:
+        raise RuntimeError(
+            f"the layers {[layers[i] for i in sorted(reader.missing)]} did not run in this forward "
+            "pass; a network whose path depends on its input needs layers that always run"
+        )
+
+
+class _Reader(Generic[T]):
+    """Takes the representations of the first pass that its thread makes."""
+
+    def __init__(
+        self, layers: Sequence[str], takes: Sequence[Callable[[Tensor], T]], x: Tensor
+    ) -> None:
+        self._layers, self._takes, self._rows = layers, takes, x.shape[0]
+        self.found: list[Any] = [None] * len(layers)
+        self.missing = set(range(len(layers)))
+        self._compiling = torch.compiler.is_compiling()
+        self._owner = 0 if self._compiling else threading.get_ident()
+        self._finished = False
+
+    def take(self, index: int, h: Tensor) -> None:
+        self.missing.discard(index)
+        if torch.is_autocast_enabled(h.device.type):
+            with full_precision(h):
+                self.found[index] = self._takes[index](h)
+        else:
+            self.found[index] = self._takes[index](h)
+
+    def hook(self, runs: Mapping[int, int]) -> Callable[..., None]:
+        """A hook for a module, some of whose runs in a pass are representations.
+
+        Each module has a hook of its own, since an exporter may call it with a stand-in for the
+        module. Before the module runs a hook gets no output, and reads what goes in.
+
+        Args:
+            runs: For the number of a run, the index of the representation.
+        """
+        number = itertools.count()
+
+        def read(_: nn.Module, args: Any, output: Any = None) -> None:
+            if self._finished or not (self._compiling or threading.get_ident() == self._owner):
+                return
+            index = runs.get(next(number))
+            if index is None:
+                return
+            h = args if output is None else output
+            if not isinstance(h, Tensor):
+                h = first_tensor(h, self._layers[index])
+            if h.shape[0] != self._rows:
+                raise ValueError(
+                    f"layer '{self._layers[index]}' gives shape {tuple(h.shape)} for a batch of "
+                    f"{self._rows}; expected (B, ...) with the batch first. Choose other layers"
+                )
+            self.take(index, h)
+
+        return read
+
+    def finish(self, *_: Any) -> None:
+        """The pass is over; whatever this thread runs next is not read."""
+        if self._compiling or threading.get_ident() == self._owner:
+            self._finished = True
+
+
+@lru_cache(maxsize=4096)
+def parse_layer(layer: str) -> tuple[str, str, bool]:
+    """The module's name, the number of its run (empty for all), and whether its input is meant."""
+    name, _, number = layer.removeprefix("./").removesuffix(GOES_IN).partition("#")
+    return name, number, layer.endswith(GOES_IN)
+
+
+def first_tensor(output: Any, layer: str) -> Tensor:
+    """The representation in a module's output: itself, or the first of a tuple."""
+    while isinstance(output, tuple | list) and len(output) > 0:
+        output = output[0]
+    if not isinstance(output, Tensor):
+        verb = "got" if layer.endswith(GOES_IN) else "returned"
+        raise TypeError(f"layer '{layer}' {verb} {type(output).__name__}, not a tensor")
+    return output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .capture import _GOES_IN, _first_tensor
-from .running import evaluating, watching
+from .running import GOES_IN, INPUT, evaluating, first_tensor
 
-__all__ = ["linear_head"]
+__all__ = ["Call", "few", "label", "linear_head", "sampled", "trace"]
 
 
 # So many numbers of every output are kept while a network is looked at, to be compared.
@@ -23,8 +23,23 @@ _ROWS = 16
 
 
 @dataclass
-class _Call:
-    """One run of a module, and the runs it made."""
+class Call:
+    """One run of a module, and the runs it made.
+
+    Attributes:
+        name: The module's name.
+        module: The module.
+        number: How often it ran before.
+        input_shape: Shape of its first argument, if that is a tensor.
+        output_shape: Shape of its output.
+        input_problem: Why its input cannot be a representation; empty if it can.
+        problem: The same of its output.
+        calls: The runs it made.
+        given: A copy of what a linear layer was given.
+        made: Some entries of its output.
+        head: Of the outermost run, the linear layer whose output is the network's.
+        every: Of the outermost run, all runs inside it.
+    """
 
     name: str
     module: nn.Module
@@ -33,10 +48,11 @@ class _Call:
     output_shape: torch.Size | None = None
     input_problem: str = ""
     problem: str = ""
-    calls: list[_Call] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     given: Tensor | None = None
     made: Tensor | None = None
-    head: _Call | None = None
+    head: Call | None = None
+    every: list[Call] = field(default_factory=list)
 
 
 def linear_head(network: nn.Module, x: Tensor) -> str | None:
@@ -46,8 +62,19 @@ def linear_head(network: nn.Module, x: Tensor) -> str | None:
         network: The network; it runs once on a few rows of ``x``, in evaluation mode.
         x: A batch of inputs.
     """
-    head = _trace(network, _few(x)).head
+    head = trace(network, few(x)).head
     return None if head is None else head.name
+
+
+def label(call: Call, runs: Mapping[nn.Module, int]) -> str:
+    """The name of a run's output as a representation.
+
+    Args:
+        call: The run.
+        runs: How often each module runs in one pass.
+    """
+    name = f"./{call.name}" if call.name == INPUT else call.name
+    return f"{name}#{call.number}" if runs[call.module] > 1 else name
 
 
 def _problem(h: Tensor, what: str, rows: int) -> str:
@@ -62,7 +89,7 @@ def _problem(h: Tensor, what: str, rows: int) -> str:
     return ""
 
 
-def _few(x: Tensor) -> Tensor:
+def few(x: Tensor) -> Tensor:
     """Rows to look at a network with: several, so that tensors which differ are seen to differ.
 
     One row is taken twice: of a single one nobody can tell a batch from a constant.
@@ -70,7 +97,7 @@ def _few(x: Tensor) -> Tensor:
     return x[:_ROWS] if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1))
 
 
-def _trace(network: nn.Module, x: Tensor) -> _Call:
+def trace(network: nn.Module, x: Tensor) -> Call:
     """Run the network once and write down which module ran inside which, in order."""
     # What a parametrised layer (spectral norm, weight norm) runs to make its weights is no layer.
     names = {
@@ -78,47 +105,64 @@ def _trace(network: nn.Module, x: Tensor) -> _Call:
         for name, module in reversed(list(network.named_modules()))
         if "parametrizations" not in name.split(".")
     }
-    outside = _Call("", nn.Identity())
+    linears = {module for module in names if _is_linear(module)}
+    outside = Call("", nn.Identity())
     stack = [outside]
     runs: Counter[nn.Module] = Counter()
-    linear: list[tuple[_Call, Tensor, int]] = []
+    linear: list[tuple[Call, Tensor, int]] = []
+
+    thread = threading.get_ident()
 
     def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-        call = _Call(names[module], module, runs[module])
+        if threading.get_ident() != thread:  # others may run the network meanwhile
+            return
+        call = Call(names[module], module, runs[module])
         runs[module] += 1
         stack[-1].calls.append(call)
         stack.append(call)
-        try:
-            given = _first_tensor(args, call.name + _GOES_IN)
-        except TypeError as error:
-            call.input_problem = str(error)
-            return
+        outside.every.append(call)
+        given: Any = args[0] if args else None
+        if not isinstance(given, Tensor):
+            try:
+                given = first_tensor(args, call.name + GOES_IN)
+            except TypeError as error:
+                call.input_problem = str(error)
+                return
         call.input_problem = _problem(given, "its input", len(x))
         if given is args[0]:
             call.input_shape = given.shape
-            if _is_linear(module):
+            if module in linears:
                 call.given = given.clone()
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        call = stack.pop()
-        try:
-            made = _first_tensor(output, call.name)
-        except TypeError as error:
-            call.problem = str(error)
+        if threading.get_ident() != thread:
             return
+        call = stack.pop()
+        made = output
+        if not isinstance(made, Tensor):
+            try:
+                made = first_tensor(output, call.name)
+            except TypeError as error:
+                call.problem = str(error)
+                return
         call.output_shape, call.problem = made.shape, _problem(made, "its output", len(x))
         if not call.problem:
-            call.made = _sampled(made)
-            if _is_linear(module):
+            call.made = sampled(made)
+            if module in linears:
                 linear.append((call, made, _changes(made)))
 
-    with (
-        torch.no_grad(),
-        evaluating(network),
-        watching(network, dict.fromkeys(names, after), dict.fromkeys(names, before)),
-    ):
-        output = _logits(network(x.clone()))  # it may change its input in place
+    handles: list[Any] = []
+    with torch.no_grad(), evaluating(network):
+        try:
+            for module in names:
+                handles.append(module.register_forward_pre_hook(before))
+                handles.append(module.register_forward_hook(after))
+            output = _logits(network(x.clone()))  # it may change its input in place
+        finally:
+            for handle in handles:
+                handle.remove()
     root = outside.calls[0]
+    root.every = outside.every[1:]
     for call, made, changes in linear:
         # The very memory, which no operation in place has changed since.
         if output is not None and _is_same(output, made) and _changes(made) == changes:
@@ -143,7 +187,7 @@ def _changes(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _sampled(h: Tensor) -> Tensor:
+def sampled(h: Tensor) -> Tensor:
     """Some of its entries, always at the same places of a row: all of them if they are few."""
     rows = h.reshape(len(h), -1)
     step = max(1, -(-rows.numel() // _KEPT))

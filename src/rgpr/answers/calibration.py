@@ -31,23 +31,22 @@ import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..extension import Extension, Reading
 from ..metrics import accuracy, ece
-from ..posteriors.gaussian import DiagonalGaussian, log_density
-from ..posteriors.links import log_softmax, twice_probit_logits
+from ..posteriors.gaussian import DiagonalGaussian, Gaussian, log_density
+from ..posteriors.links import log_softmax, probit_logits
+from ..residual.variance import Residual
 from . import conformal
-from .outputs import Outputs, collect
-from .predictions import deviations, log_probabilities
-from .score import score
+from .examples import Examples, Wanted, collect
+from .probabilities import deviations, log_probabilities, once_more
+from .score import weighed
 
-if TYPE_CHECKING:
-    from ..model import RGPR
-
-__all__ = ["Calibration", "calibrate"]
+__all__ = ["Calibrated", "Calibration", "calibrate"]
 
 # Labelled examples from which on their likelihood chooses a temperature, and onset and slope.
 _FOR_TEMPERATURE, _FOR_ONSET = 100, 1000
@@ -117,70 +116,72 @@ class Calibration:
         return "\n".join([*lines, *(f"! {warning}" for warning in self.warnings)])
 
 
+@dataclass(frozen=True)
+class Calibrated:
+    """What calibrating sets on a model.
+
+    Attributes:
+        onset: Where the variance sets in; ``None`` for the paper's residual.
+        slope: The factor on the variance beyond it.
+        temperature: What logits are divided by.
+        references: Scores of the held-out inputs, in ascending order.
+        label_scores: Conformal scores of their labels, in ascending order; ``None`` without labels.
+    """
+
+    onset: Tensor | None
+    slope: Tensor
+    temperature: Tensor
+    references: Tensor
+    label_scores: Tensor | None
+
+
 def calibrate(
-    model: RGPR, val_loader: Iterable[Any], max_nll_increase: float, progress: bool
-) -> Calibration:
-    """Read the data once, choose, set everything on the model, and report."""
-    residual = model._fitted()
+    given: Extension,
+    val_loader: Iterable[Any],
+    fitted_on: tuple[Tensor, int] | None,
+    *,
+    max_nll_increase: float,
+    progress: bool,
+) -> tuple[Calibrated, Calibration]:
+    """Read held-out data once, choose, and report; nothing is changed.
+
+    Args:
+        given: The model as the fit or the user left it.
+        val_loader: The data.
+        fitted_on: Keys of some training inputs and how many inputs there were, if known.
+        max_nll_increase: The budget.
+        progress: Show a progress bar where there is a terminal.
+    """
     if not max_nll_increase >= 0:
         raise ValueError(f"max_nll_increase = {max_nll_increase} must not be negative")
-    outputs = collect(
-        model._read,
-        model.posterior,
-        val_loader,
-        shape=model._input_shape,
-        link_approx="probit",
-        n_samples=1,
-        generator=torch.Generator(),
-        likelihood=model.likelihood,
-        optional=True,
+    wanted = Wanted(
+        "rgpr calibrate",
+        progress,
+        targets="optional",
         at_most=conformal.MOST_REFERENCES,
-        progress=progress,
-        description="rgpr calibrate",
-        watch=model._fit_keys,
+        watch=None if fitted_on is None else fitted_on[0],
         keep_overflowed=True,
     )
-    notes = _notes(model, outputs)
-    given, temperature = model._as_given()
-    dtype = torch.float64  # of what was collected, whatever the inputs have
-    gaussian = DiagonalGaussian(outputs.first, outputs.second)
-    strange = score(residual.strangeness(outputs.u), outputs.first, model.likelihood)
-    label_scores: Tensor | None = None
-    chosen = _Chosen(given.onset, given.slope, temperature)
+    examples = collect(given, val_loader, wanted)
+    notes = _notes(given, examples, fitted_on)
+    chosen = _Chosen(given.residual.onset, given.residual.slope, given.temperature)
     report: dict[str, Any] = {}
-    if outputs.target is not None:
-        if model.likelihood == "classification":
-            own = log_probabilities(given, temperature, gaussian, outputs.u, dtype)
-            label_scores = _of(conformal.class_scores(own), outputs.target)
-        else:
-            error = (outputs.target - outputs.first).abs()
-            label_scores = (error / deviations(given, gaussian, outputs.u, dtype)).amax(1)
-        # Of rows where the network overflowed only the scores are known.
-        inside = outputs.u[:, 0] < torch.inf
-        if bool(inside.any()):
-            chosen, report = _choose(model, outputs.of(inside), max_nll_increase)
-    onset = None
-    if given.onset is not None and chosen.onset is not None:
-        after = given.with_onset(chosen.onset, chosen.slope)
-        quiet = [float((r.beyond(outputs.u) == 0).double().mean()) for r in (given, after)]
-        onset = (quiet[0], quiet[1])
-        if float(chosen.onset) > 2 * float(given.onset):
-            notes.append(
-                f"the variance sets in at {float(chosen.onset / given.onset):.3g} times the "
-                "strangeness that fit left, since these data lie further out than the training "
-                "data; inputs in between are answered as the base does. Are they of the same kind?"
-            )
-    residual.onset, residual.slope = chosen.onset, chosen.slope
-    model._temperature = chosen.temperature
-    model._references = strange.sort().values
-    model._label_scores = None if label_scores is None else label_scores.sort().values
+    # Of rows where the network overflowed only the scores are known.
+    inside = examples.u[:, 0] < torch.inf
+    if examples.target is not None and bool(inside.any()):
+        chosen, report = _choose(given, examples.of(inside), max_nll_increase)
+    strangeness = given.residual.strangeness(examples.u)
+    references = weighed(strangeness, examples.first, given.likelihood).sort().values
+    label_scores = None if examples.target is None else _label_scores(given, examples)
+    onset = _quiet(given, examples, chosen, notes)
     for note in notes:
         warnings.warn(note, stacklevel=5)  # through the decorators of RGPR.calibrate
-    return Calibration(
-        examples=len(outputs),
-        seen=outputs.seen,
-        labelled=outputs.target is not None,
-        temperature=(float(temperature), float(chosen.temperature)),
+    found = Calibrated(chosen.onset, chosen.slope, chosen.temperature, references, label_scores)
+    return found, Calibration(
+        examples=len(examples),
+        seen=examples.seen,
+        labelled=examples.target is not None,
+        temperature=(float(given.temperature), float(chosen.temperature)),
         onset=onset,
         slope=float(chosen.slope),
         warnings=notes,
@@ -190,34 +191,67 @@ def calibrate(
 
 @dataclass(frozen=True)
 class _Chosen:
-    """What calibrating sets."""
+    """Onset, slope and temperature."""
 
     onset: Tensor | None
     slope: Tensor
     temperature: Tensor
 
 
+def _label_scores(given: Extension, examples: Examples) -> Tensor:
+    """How strange each label is given the answer, in ascending order, ``(N,)``."""
+    gaussian = DiagonalGaussian(examples.first, examples.second)
+    # What was collected is float64, whatever dtype the inputs have.
+    reading: Reading[Gaussian] = Reading(gaussian, examples.u, torch.float64)
+    if given.likelihood == "classification":
+        every = conformal.class_scores(log_probabilities(given, reading))
+        return _of(every, examples.labels).sort().values
+    error = (examples.labels - examples.first).abs()
+    return (error / deviations(given, reading)).amax(1).sort().values
+
+
+def _quiet(
+    given: Extension, examples: Examples, chosen: _Chosen, notes: list[str]
+) -> tuple[float, float] | None:
+    """The share of the examples without any variance, before and after; a note if it moved far."""
+    before = given.residual.onset
+    if before is None or chosen.onset is None:
+        return None
+    if float(chosen.onset) > 2 * float(before):
+        notes.append(
+            f"the variance sets in at {float(chosen.onset / before):.3g} times the "
+            "strangeness that fit left, since these data lie further out than the training "
+            "data; inputs in between are answered as the base does. Are they of the same kind?"
+        )
+    after = given.residual.with_onset(chosen.onset, chosen.slope)
+    shares = [float((r.beyond(examples.u) == 0).double().mean()) for r in (given.residual, after)]
+    return shares[0], shares[1]
+
+
 def _of(table: Tensor, target: Tensor) -> Tensor:
     return table.gather(1, target[:, None])[:, 0]
 
 
-def _choose(model: RGPR, outputs: Outputs, budget: float) -> tuple[_Chosen, dict[str, Any]]:
+def _choose(
+    extension: Extension, examples: Examples, budget: float
+) -> tuple[_Chosen, dict[str, Any]]:
     """Temperature, onset and slope, and how the likelihood fared."""
-    given, temperature = model._as_given()
-    if model.likelihood == "classification":
-        losses: _Losses = _ClassLosses(outputs, given)
+    given, temperature = extension.residual, extension.temperature
+    losses: _Losses
+    if extension.likelihood == "classification":
+        losses = _ClassLosses(examples, given)
     else:
-        losses = _NumberLosses(outputs, given)
-    nothing = torch.zeros(len(outputs), dtype=torch.float64, device=outputs.u.device)
+        losses = _NumberLosses(examples, given)
+    nothing = torch.zeros(len(examples), dtype=torch.float64, device=examples.u.device)
     base = float(losses(nothing, temperature).mean())
-    as_fitted = given.beyond(outputs.u)
+    as_fitted = given.beyond(examples.u)
     before = float(losses(as_fitted, temperature).mean())
     warmer = temperature
-    if len(outputs) >= _FOR_TEMPERATURE:
+    if len(examples) >= _FOR_TEMPERATURE:
         warmer = losses.temperature(temperature, nothing if given.onset is not None else as_fitted)
     chosen, beyond = _Chosen(given.onset, given.slope, warmer), as_fitted
     if given.onset is not None and bool(given.sigma2.any()):
-        without, R = losses(nothing, warmer), given.joint(outputs.u)
+        without, R = losses(nothing, warmer), given.joint(examples.u)
 
         def cost(beyond: Tensor) -> Tensor:
             return losses(beyond, warmer) - without
@@ -298,18 +332,18 @@ class _Losses:
 
 
 class _ClassLosses(_Losses):
-    def __init__(self, outputs: Outputs, given: Any) -> None:
-        self._outputs, self._given = outputs, given
+    def __init__(self, examples: Examples, given: Residual) -> None:
+        self._examples, self._given = examples, given
 
     def _log_probabilities(self, beyond: Tensor, temperature: Tensor) -> Tensor:
-        mean, variance = self._outputs.first, self._outputs.second
+        mean, variance = self._examples.first, self._examples.second
         if self._given.onset is None:  # the paper's residual adds to the base's variance
-            added = DiagonalGaussian(mean, variance + (self._given.unit * beyond)[:, None])
-            mean, variance, beyond = mean, added.variance, torch.zeros_like(beyond)
-        return log_softmax(twice_probit_logits(mean, variance, beyond, temperature))
+            variance = variance + (self._given.unit * beyond)[:, None]
+            beyond = torch.zeros_like(beyond)
+        return log_softmax(once_more(probit_logits(mean, variance), beyond) / temperature)
 
     def __call__(self, beyond: Tensor, temperature: Tensor) -> Tensor:
-        return -_of(self._log_probabilities(beyond, temperature), self._outputs.labels)
+        return -_of(self._log_probabilities(beyond, temperature), self._examples.labels)
 
     def temperature(self, now: Tensor, beyond: Tensor) -> Tensor:
         candidates = now * _TEMPERATURES.to(now.device)
@@ -320,7 +354,7 @@ class _ClassLosses(_Losses):
         return best if float(gain.mean()) > 2 * error else now
 
     def report(self, *states: tuple[Tensor, Tensor]) -> dict[str, Any]:
-        target = self._outputs.labels
+        target = self._examples.labels
         p = [self._log_probabilities(*state).exp() for state in states]
         errors = [ece(each, target) for each in p]
         return {"ece": tuple(errors), "accuracy": accuracy(p[0], target)}
@@ -329,12 +363,12 @@ class _ClassLosses(_Losses):
 class _NumberLosses(_Losses):
     """Of a regression, with the variance of the observations that fits the base best."""
 
-    def __init__(self, outputs: Outputs, given: Any) -> None:
-        self._outputs, self._given = outputs, given
-        self._squares = (outputs.labels - outputs.first).square()
+    def __init__(self, examples: Examples, given: Residual) -> None:
+        self._examples, self._given = examples, given
+        self._squares = (examples.labels - examples.first).square()
         unit = self._squares.mean().clamp_min(1e-300)
         candidates = unit * torch.logspace(-4, 1, 101, dtype=torch.float64, device=unit.device)
-        means = [self._density(outputs.second + noise).mean() for noise in candidates]
+        means = [self._density(examples.second + noise).mean() for noise in candidates]
         self._noise = candidates[torch.stack(means).argmin()]
 
     def _density(self, variance: Tensor) -> Tensor:
@@ -342,33 +376,33 @@ class _NumberLosses(_Losses):
 
     def __call__(self, beyond: Tensor, temperature: Tensor) -> Tensor:
         v = (self._given.unit * beyond)[:, None]
-        return self._density(self._outputs.second + v + self._noise)
+        return self._density(self._examples.second + v + self._noise)
 
     def report(self, *states: tuple[Tensor, Tensor]) -> dict[str, Any]:
         return {"noise": float(self._noise)}
 
 
-def _notes(model: RGPR, outputs: Outputs) -> list[str]:
+def _notes(given: Extension, examples: Examples, fitted_on: tuple[Tensor, int] | None) -> list[str]:
     """What a person should know about the data they calibrate with."""
     notes = []
-    keys, count = model._fit_keys, model._fit_count
-    if keys is not None and count is not None:
+    if fitted_on is not None:
+        keys, count = fitted_on
         # If these examples were drawn from the training data, so many of them would be known.
-        expected = len(keys) * min(1.0, outputs.seen / int(count))
-        if outputs.watched >= max(2.0, 0.5 * expected):
+        expected = len(keys) * min(1.0, examples.seen / count)
+        if examples.watched >= max(2.0, 0.5 * expected):
             notes.append(
-                f"{outputs.watched} of these inputs are training inputs that fit saw; their scores "
-                "are too small, and p-values and sets will not keep their promise. Calibrate with "
-                "inputs that were held out"
+                f"{examples.watched} of these inputs are training inputs that fit saw; their "
+                "scores are too small, and p-values and sets will not keep their promise. "
+                "Calibrate with inputs that were held out"
             )
-    if len(outputs) < conformal.references_for(0.05):
+    if len(examples) < conformal.references_for(0.05):
         needed = conformal.references_for(0.05)
         notes.append(
-            f"{len(outputs)} examples: no p-value is below 1/{len(outputs) + 1}, so "
+            f"{len(examples)} examples: no p-value is below 1/{len(examples) + 1}, so "
             f"flag(alpha=0.05) is refused; that takes {needed}"
         )
-    target = outputs.target
-    classes = target if model.likelihood == "classification" else None
+    target = examples.target
+    classes = target if given.likelihood == "classification" else None
     if classes is not None and len(classes) > 1 and bool((classes == classes[0]).all()):
         notes.append(
             f"all labels are {int(classes[0])}: what is learned holds for inputs of that class "

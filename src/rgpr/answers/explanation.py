@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..residual.variance import Residual
+from ..extension import Extension, Reading
+from ..posteriors.gaussian import Gaussian
+from .probabilities import answer, known
+from .score import score
 
 __all__ = ["Explanation", "explain"]
 
@@ -57,10 +60,10 @@ class Explanation:
             self.strangeness.tolist(),
             strict=True,
         )
-        for number, (score, confidence, total, distances) in enumerate(rows):
+        for number, (strange, confidence, total, distances) in enumerate(rows):
             parts = "  ".join(f"{distance:>{width}.3g}" for distance in distances)
             shown = "-" if confidence is None else f"{confidence:.3f}"
-            lines.append(f"{number:>5}  {score:>8.2f}  {shown:>10}  {total:>10.3g}  {parts}")
+            lines.append(f"{number:>5}  {strange:>8.2f}  {shown:>10}  {total:>10.3g}  {parts}")
         lines.append(
             "columns of layers: the cube of the distance from the data, in units of its median at "
             "the data"
@@ -68,25 +71,19 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(
-    layers: Sequence[str], residual: Residual, u: Tensor, score: Tensor, confidence: Tensor | None
-) -> Explanation:
-    """The explanation of a batch.
-
-    Args:
-        layers: The representations.
-        residual: Their kernels and scales.
-        u: ``(B, L)``, infinite where a far-away input overflowed.
-        score: ``(B,)``.
-        confidence: ``(B,)``, if there are classes.
-    """
+def explain(extension: Extension, reading: Reading[Gaussian]) -> Explanation:
+    """The explanation of a batch, from one pass over it."""
+    residual, u = extension.residual, known(reading.u, reading.dtype)
+    answered = answer(extension, reading)
+    confidence = answered.amax(1).double() if isinstance(answered, Tensor) else None
     parts = residual.contributions(u)
     if residual.onset is not None:
         # The kernel is that of the sum times a(x) a(x'), so each layer has its part of the sum.
         share, v = _shares(parts), residual(u)[:, None]
         parts = torch.where((share == 0) | (v == 0), 0.0, share * v)
     typical = torch.where(residual.typical > 0, residual.typical, 1.0)
-    return Explanation(layers, parts, u / typical, score, confidence)
+    strange = score(extension, reading)
+    return Explanation(extension.layers, parts, u / typical, strange, confidence)
 
 
 def _shares(parts: Tensor) -> Tensor:

@@ -18,16 +18,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._backend.precision import full_precision
+from ..extension import Extension, Reading
+from ..posteriors.gaussian import Gaussian
 from ..posteriors.links import two_columns
+from .probabilities import at_limit, finite_outputs, known
 
-__all__ = ["score"]
+__all__ = ["score", "weighed"]
 
 # Strangeness is about one at the data. Below this it is rounding, where nothing ever varied.
 _LEAST = 1e-12
 
 
-def score(strangeness: Tensor, mean: Tensor, likelihood: str) -> Tensor:
-    """``S``: ``(B,)`` in float64, higher for stranger inputs.
+def score(extension: Extension, reading: Reading[Gaussian]) -> Tensor:
+    """``S``: ``(B,)`` in float64, higher for stranger inputs; infinite at the limit."""
+    gaussian, u = reading.output, reading.u
+    with full_precision(u):
+        strangeness = extension.residual.strangeness(known(u, reading.dtype))
+        limit = at_limit(reading, strangeness, finite_outputs(gaussian))
+        strange = weighed(strangeness, gaussian.mean, extension.likelihood)
+        return torch.where(limit, torch.inf, strange)
+
+
+def weighed(strangeness: Tensor, mean: Tensor, likelihood: str) -> Tensor:
+    """``S`` from its two parts, ``(B,)``.
 
     Args:
         strangeness: ``r``, ``(B,)`` in float64; infinite where the input is.

@@ -26,12 +26,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .._backend.precision import full_precision
-from .._network.capture import INPUT, capture
-from .._network.checks import check_batch, check_input, check_logits
+from .._network.checks import check_batch, check_input, check_logits, network_dtype_device
 from .._network.layers import LayerChoice, check_layers, choose_layers
 from .._network.loaders import labelled, on_device
 from .._network.moments import ClassMoments
-from .._network.running import evaluating, network_dtype_device, plain_module, watching
+from .._network.running import INPUT, capture, evaluating, plain_module, watching
 
 __all__ = ["DETECTORS", "KNN", "Detector", "Energy", "Mahalanobis", "MaxSoftmax", "ViM"]
 
@@ -224,15 +223,15 @@ class Mahalanobis(Detector):
         if not layers:
             features, logits = _penultimate(self, x)
             return [features.double()], logits
-        found: dict[int, Tensor] = {}
 
-        def consume(index: int, h: Tensor) -> None:
+        def pooled(h: Tensor) -> Tensor:
             h = h.double()
-            found[index] = h.flatten(2).mean(2) if h.dim() > 2 else h.clone()
+            return h.flatten(2).mean(2) if h.dim() > 2 else h.clone()
 
-        with capture(self.network, [INPUT, *layers], consume):
+        takes = [pooled] * (1 + len(layers))
+        with capture(self.network, [INPUT, *layers], takes, x) as found:
             logits = self._logits(x)
-        return [found[index] for index in sorted(found)], logits
+        return found[1:], logits
 
     def _whitening(self, layer: str, moment: ClassMoments) -> Tensor:
         """Inverse of the Cholesky factor of the covariance."""

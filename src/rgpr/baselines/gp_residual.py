@@ -30,11 +30,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .._backend.precision import full_precision
-from .._network.checks import check_batch
+from .._network.checks import check_batch, network_dtype_device
 from .._network.loaders import labelled, on_device
 from .._network.moments import Moments
 from .._network.outputs import outputs_of
-from .._network.running import evaluating, network_dtype_device, plain_module
+from .._network.running import evaluating, plain_module
 from ..integrations.gpytorch import DSCSKernel
 from ..posteriors.base import THROUGH_ANOTHER_LIBRARY, Posterior
 from ..posteriors.gaussian import DiagonalGaussian, Gaussian

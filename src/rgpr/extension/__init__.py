@@ -1,1 +1,10 @@
-"""A base and its residual together: how the one is fitted to the other, in one pass over data."""
+"""A base and its residual together.
+
+``one_pass`` runs the network once and gives the base's outputs and the residual's ``u`` of every
+layer: all answers are made of these two. ``fitting`` learns the residual in one pass over the
+training data.
+"""
+
+from .one_pass import Extension, Reading
+
+__all__ = ["Extension", "Reading"]

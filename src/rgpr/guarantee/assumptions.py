@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ..extension import Extension
 from ..posteriors.gaussian import Gaussian
 from .certificate import at_distance, growth, network_dtype
 from .lipschitz import NotBoundedError
 
-if TYPE_CHECKING:
-    from ..model import RGPR
-
-__all__ = ["Check", "check"]
+__all__ = ["Check", "check_assumptions"]
 
 _NEAR, _FAR, _DIRECTIONS = 1e4, 1e6, 32
 
@@ -74,14 +71,14 @@ class Check:
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def check(model: RGPR, *, seed: int = 0) -> Check:
+def check_assumptions(model: Extension, seed: int) -> Check:
     """Look at a fitted classifier's parts, and measure it far away.
 
     Args:
         model: The model.
         seed: Of the random directions in which it is measured.
     """
-    residual = model._fitted()
+    residual = model.residual
     if model.likelihood != "classification":
         raise ValueError("the theorem is about class probabilities; this model is a regression")
     scale = float(residual.sigma2[0])
@@ -99,11 +96,11 @@ def check(model: RGPR, *, seed: int = 0) -> Check:
     return Check(affine, slope, obstacle, mean, base, added, scale, holds)
 
 
-def _exponents(model: RGPR, seed: int) -> tuple[float, float, float]:
+def _exponents(model: Extension, seed: int) -> tuple[float, float, float]:
     """How the mean, the base's variance and the residual's grow between two distances."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (_DIRECTIONS, *(model._input_shape or ()))
-    residual = model._fitted()
+    shape = (_DIRECTIONS, *model.input_shape)
+    residual = model.residual
     directions = torch.randn(shape, generator=generator).to(
         residual.sigma2.device, network_dtype(model)
     )
@@ -111,7 +108,8 @@ def _exponents(model: RGPR, seed: int) -> tuple[float, float, float]:
     for distance in (_NEAR, _FAR):
         x = at_distance(model, directions, distance)
         gaussian: Gaussian
-        gaussian, u = model._read(x, model.posterior)
+        reading = model.read(x)
+        gaussian, u = reading.output, reading.u
         # With the input's scale alone if all are zero: its growth is what is asked.
         v = u[:, 0] if not bool(residual.sigma2.any()) else residual(u)
         levels.append((gaussian.mean.double().abs().amax(1), gaussian.variance.amax(1), v))

@@ -48,22 +48,21 @@ import copy
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .._atomic import replacing
-from .._network.capture import capture
+from .._network.checks import network_dtype_device
 from .._network.outputs import outputs_of
-from .._network.running import network_dtype_device, watching
+from .._network.running import capture, watching
 from .._network.trace import linear_head
+from ..answers.probabilities import answer
+from ..extension import Extension
 from ..residual.coordinates import reduce
 from .bounds import _FURTHEST, _SLACK, HeadBound, InputKernel, LipschitzBound, _Bound
 from .lipschitz import NotBoundedError, lipschitz
-
-if TYPE_CHECKING:
-    from ..model import RGPR
 
 __all__ = ["Certificate", "at_distance", "certify", "growth", "network_dtype"]
 
@@ -94,7 +93,7 @@ class Certificate:
     by: str
     radii: dict[str, float]
     obstacles: dict[str, str]
-    model: RGPR
+    model: Extension
     bounds: dict[str, _Bound]
 
     def bound(self, distance: float) -> float:
@@ -104,7 +103,7 @@ class Certificate:
 
     def distance(self, x: Tensor) -> Tensor:
         """The distance of each input from the training data's mean, ``(B,)`` in float64."""
-        z: Tensor = self.model._fitted().at(0)(x)
+        z: Tensor = self.model.residual.at(0)(x)
         return torch.sum(z.double().square(), 1).sqrt()
 
     def covers(self, x: Tensor) -> Tensor:
@@ -142,7 +141,8 @@ class Certificate:
         with torch.no_grad():
             for distance in distances:
                 moved = at_distance(self.model, x, distance)
-                measured.append(self.model(moved).amax(1).double())
+                answered: Any = answer(self.model, self.model.read(moved))
+                measured.append(answered.amax(1).double())
         values = torch.stack(measured)
         figure = Figure(figsize=(6.4, 3.6), layout="constrained")
         axes = figure.subplots()
@@ -174,9 +174,9 @@ class Certificate:
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def certify(model: RGPR, eps: float) -> Certificate:
+def certify(model: Extension, eps: float) -> Certificate:
     """The certificate; see :meth:`rgpr.RGPR.certify`."""
-    residual = model._fitted()
+    residual = model.residual
     if model.likelihood != "classification":
         raise ValueError("a certificate is about class probabilities; this model is a regression")
     if not 0 < eps < 1:
@@ -224,7 +224,7 @@ def certify(model: RGPR, eps: float) -> Certificate:
         radius=radii[by] * (1 + 1e-9),
         eps=eps,
         classes=classes,
-        entries=math.prod(model._input_shape or ()),
+        entries=math.prod(model.input_shape),
         by=by,
         radii=radii,
         obstacles=obstacles,
@@ -233,7 +233,7 @@ def certify(model: RGPR, eps: float) -> Certificate:
     )
 
 
-def _refuse_if_larger(model: RGPR, gap: float, radius: float) -> None:
+def _refuse_if_larger(model: Extension, gap: float, radius: float) -> None:
     """Refuse a Lipschitz bound that is not worth computing.
 
     Raises:
@@ -244,19 +244,19 @@ def _refuse_if_larger(model: RGPR, gap: float, radius: float) -> None:
         raise NotBoundedError(f"it is not computed, since it is at least {least:.3g}")
 
 
-def _input_kernel(model: RGPR) -> InputKernel:
-    residual = model._fitted()
+def _input_kernel(model: Extension) -> InputKernel:
+    residual = model.residual
     weights, start = residual.guaranteed()
     offset = residual.at(0).offset
     return InputKernel(
-        entries=math.prod(model._input_shape or ()),
+        entries=math.prod(model.input_shape),
         weight=float(weights[0]),
         start=start,
         offset=0.0 if offset is None else float(offset.double().pow(3).sum() ** (1 / 3)),
     )
 
 
-def _lipschitz_bound(model: RGPR, *, quick: bool = False) -> tuple[_Bound, int]:
+def _lipschitz_bound(model: Extension, *, quick: bool = False) -> tuple[_Bound, int]:
     slope, start, outputs, _ = growth(model, quick=quick)
     # One logit stands for the pair (0, f).
     spread = (1 if outputs == 1 else math.sqrt(2)) / float(model.temperature)
@@ -264,13 +264,13 @@ def _lipschitz_bound(model: RGPR, *, quick: bool = False) -> tuple[_Bound, int]:
     return LipschitzBound(_input_kernel(model), spread * slope, spread * start), outputs
 
 
-def _head_bound(model: RGPR) -> tuple[_Bound, int]:
+def _head_bound(model: Extension) -> tuple[_Bound, int]:
     """From the weights of the head and the coordinates in which its input is measured.
 
     Raises:
         NotBoundedError: Says why there is no such bound.
     """
-    residual = model._fitted()
+    residual = model.residual
     parts = model.posterior.mean_parts()
     if parts is None or len(parts) != 1:
         kind = type(model.posterior).__name__
@@ -297,7 +297,7 @@ def _head_bound(model: RGPR) -> tuple[_Bound, int]:
     return bound, len(W)
 
 
-def _head(model: RGPR) -> tuple[nn.Linear, int]:
+def _head(model: Extension) -> tuple[nn.Linear, int]:
     """The linear layer that makes the outputs, and the index of the representation it reads.
 
     Equal values at a few inputs would prove nothing about other inputs. So the head must be given
@@ -309,12 +309,11 @@ def _head(model: RGPR) -> tuple[nn.Linear, int]:
     network, layers = model.posterior.network, model.layers
     x = _probes(model)
     # Each tensor with the number of changes in place that it had seen by then.
-    measured: dict[int, tuple[Tensor, int]] = {}
     given: dict[nn.Module, tuple[Tensor, int]] = {}
     returned: list[Any] = []
 
-    def measure(index: int, h: Tensor) -> None:
-        measured[index] = h, h._version
+    def measure(h: Tensor) -> tuple[Tensor, int]:
+        return h, h._version
 
     def before(module: nn.Module, args: tuple[Any, ...]) -> None:
         if args and isinstance(args[0], Tensor):
@@ -325,7 +324,7 @@ def _head(model: RGPR) -> tuple[nn.Linear, int]:
 
     linear = [module for module in network.modules() if isinstance(module, nn.Linear)]
     with (
-        capture(network, layers, measure),
+        capture(network, layers, [measure] * len(layers), x) as measured,
         watching(network, {network: after}, dict.fromkeys(linear, before)),
     ):
         name = linear_head(network, x)  # the one pass that is watched
@@ -339,8 +338,8 @@ def _head(model: RGPR) -> tuple[nn.Linear, int]:
             f"the outputs are not what the linear layer '{name}' makes of its input by its "
             "weights; remove its hooks"
         )
-    for index, (h, seen) in measured.items():
-        of = model._fitted().at(index).of
+    for index, (h, seen) in enumerate(measured[1:], start=1):
+        of = model.residual.at(index).of
         rows = reduce(h, "pooled" if of == "normalised" else of)
         same = h.data_ptr() == features.data_ptr() and seen == changes
         if same and rows.shape == features.shape and torch.equal(rows, features.to(rows.dtype)):
@@ -351,14 +350,14 @@ def _head(model: RGPR) -> tuple[nn.Linear, int]:
     )
 
 
-def _probes(model: RGPR) -> Tensor:
+def _probes(model: Extension) -> Tensor:
     """Two inputs, one like the data and one far away."""
-    coordinates: Any = model._fitted().at(0)
+    coordinates: Any = model.residual.at(0)
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn((2, len(coordinates.mean)), generator=generator).to(coordinates.mean)
     noise[1] *= 100
     x: Tensor = coordinates.mean + coordinates.scale * noise
-    return x.reshape(2, *(model._input_shape or ())).to(network_dtype(model))
+    return x.reshape(2, *model.input_shape).to(network_dtype(model))
 
 
 def _gaps(
@@ -407,7 +406,7 @@ def _widest(W: Tensor, coordinates: Any) -> Tensor:
     return torch.stack(largest).amax().clamp_min(0).sqrt()
 
 
-def growth(model: RGPR, *, quick: bool = False) -> tuple[float, float, int, bool]:
+def growth(model: Extension, *, quick: bool = False) -> tuple[float, float, int, bool]:
     """Lipschitz bound of the base's mean, its length at the mean input, how many outputs it has,
     and whether all its parts are piecewise affine.
 
@@ -418,8 +417,8 @@ def growth(model: RGPR, *, quick: bool = False) -> tuple[float, float, int, bool
     Raises:
         NotBoundedError: Names what has no bound.
     """
-    coordinates: Any = model._fitted().at(0)
-    shape = model._input_shape or torch.Size()
+    coordinates: Any = model.residual.at(0)
+    shape = model.input_shape
     center = coordinates.mean.to(network_dtype(model)).reshape(shape)
     # Rounded to the network's dtype, the center is not exactly the mean.
     drift = float(coordinates(center[None]).double().norm())
@@ -444,14 +443,14 @@ def _rounding(dtype: torch.dtype) -> float:
     return float(16 * torch.finfo(dtype).eps)
 
 
-def network_dtype(model: RGPR) -> torch.dtype:
+def network_dtype(model: Extension) -> torch.dtype:
     """What the network computes in."""
     return network_dtype_device(model.posterior.network)[0] or torch.get_default_dtype()
 
 
-def at_distance(model: RGPR, x: Tensor, distance: float) -> Tensor:
+def at_distance(model: Extension, x: Tensor, distance: float) -> Tensor:
     """The inputs moved along their lines through the training mean to this distance from it."""
-    coordinates: Any = model._fitted().at(0)
+    coordinates: Any = model.residual.at(0)
     z = coordinates(x).double()
     z = z / torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min(1e-300)
     moved: Tensor = coordinates.mean.double() + coordinates.scale.double() * z * distance

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from .._network.running import network_dtype_device
-from ..saving.model_file import load
+from .._network.checks import network_dtype_device
+from ..model import load
 
 __all__ = ["Predictor", "score"]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from functools import cached_property
 from typing import Self
 
 import torch
@@ -73,14 +72,11 @@ class Gaussian(ABC):
 
     Attributes:
         mean: ``(B, C)``.
+        variance: The covariance's diagonal, ``(B, C)``.
     """
 
     mean: Tensor
-
-    @property
-    @abstractmethod
-    def variance(self) -> Tensor:
-        """The covariance's diagonal, ``(B, C)``."""
+    variance: Tensor
 
     @property
     @abstractmethod
@@ -117,23 +113,19 @@ class DiagonalGaussian(Gaussian):
 
     def __init__(self, mean: Tensor, variance: Tensor) -> None:
         self.mean = mean
-        self._variance = variance.to(mean.device, torch.float64).expand(mean.shape)
-
-    @property
-    def variance(self) -> Tensor:
-        return self._variance
+        self.variance = variance.to(mean.device, torch.float64).expand(mean.shape)
 
     @property
     def row_sums(self) -> Tensor:
-        return self._variance
+        return self.variance
 
     @property
     def covariance(self) -> Tensor:
-        return torch.diag_embed(self._variance)
+        return torch.diag_embed(self.variance)
 
     def noise(self, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
         epsilon = standard_normal((n_samples, *self.mean.shape), self.mean, generator)
-        return self._variance.sqrt() * epsilon
+        return self.variance.sqrt() * epsilon
 
 
 class DenseGaussian(Gaussian):
@@ -147,10 +139,7 @@ class DenseGaussian(Gaussian):
     def __init__(self, mean: Tensor, covariance: Tensor) -> None:
         self.mean = mean
         self._covariance = covariance.double()
-
-    @property
-    def variance(self) -> Tensor:
-        return self._covariance.diagonal(dim1=-2, dim2=-1)
+        self.variance = self._covariance.diagonal(dim1=-2, dim2=-1)
 
     @property
     def row_sums(self) -> Tensor:
@@ -183,10 +172,7 @@ class EmpiricalGaussian(Gaussian):
     def __init__(self, samples: Tensor) -> None:
         self.mean = samples.mean(0)
         self._root = (samples - self.mean).double() / math.sqrt(max(1, len(samples) - 1))
-
-    @cached_property
-    def variance(self) -> Tensor:
-        return self._root.square().sum(0)
+        self.variance = self._root.square().sum(0)
 
     @property
     def row_sums(self) -> Tensor:
@@ -214,10 +200,7 @@ class ScaledGaussian(Gaussian):
     def __init__(self, gaussian: Gaussian, scale: Tensor) -> None:
         self._gaussian, self._scale = gaussian, scale.double()
         self.mean = (gaussian.mean * self._scale).to(gaussian.mean.dtype)
-
-    @property
-    def variance(self) -> Tensor:
-        return self._gaussian.variance * self._scale.square()
+        self.variance = gaussian.variance * self._scale.square()
 
     @property
     def row_sums(self) -> Tensor:

@@ -23,7 +23,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -32,10 +31,10 @@ from torch.nn.functional import nll_loss
 
 from .._backend.arithmetic import peak_out
 from .._backend.precision import at_least_float32, full_precision
-from .._network.checks import check_target
+from .._network.checks import check_target, network_dtype_device
 from .._network.loaders import labelled, on_device
 from .._network.outputs import outputs_of
-from .._network.running import evaluating, network_dtype_device, plain_module, watching
+from .._network.running import evaluating, plain_module, watching
 from .base import THROUGH_ANOTHER_LIBRARY, Posterior, register_posterior
 from .gaussian import DenseGaussian, DiagonalGaussian, Gaussian, standard_normal
 from .links import probit
@@ -193,6 +192,8 @@ class _KroneckerGaussian(Gaussian):
         self, mean: Tensor, squares: Tensor, scale: Tensor, head: LastLayerLaplace
     ) -> None:
         self.mean, self._squares, self._scale, self._head = mean, squares, scale, head
+        variance, bias = self._weighted(head.marginal), head.marginal_bias
+        self.variance = variance if bias is None else variance + bias
 
     def _weighted(self, weights: Tensor) -> Tensor:
         with full_precision(weights):
@@ -201,11 +202,6 @@ class _KroneckerGaussian(Gaussian):
     @property
     def _eigenvalues(self) -> Tensor:
         return self._weighted(self._head.spectrum)
-
-    @cached_property  # a prediction looks at it twice: to check it, and to use it
-    def variance(self) -> Tensor:
-        variance, bias = self._weighted(self._head.marginal), self._head.marginal_bias
-        return variance if bias is None else variance + bias
 
     @property
     def _bias_root(self) -> Tensor | None:

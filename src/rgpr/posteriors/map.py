@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .._network.outputs import outputs_of
 from .base import Posterior, register_posterior
 from .gaussian import DiagonalGaussian, Gaussian
 
@@ -21,7 +22,7 @@ class MAP(Posterior):
     kind = "map"
 
     def forward(self, x: Tensor) -> Gaussian:
-        mean = self.point(x)
+        mean = outputs_of(self.network(x), x)
         return DiagonalGaussian(mean, torch.zeros((), device=mean.device))
 
     def mean_parts(self) -> list[tuple[nn.Module, float]]:

@@ -23,11 +23,11 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from .._backend.precision import full_precision
-from .._network.checks import check_batch
+from .._network.checks import check_batch, network_dtype_device
 from .._network.layers import LayerChoice, choose_layers
 from .._network.loaders import labelled, on_device
 from .._network.moments import Moments
-from .._network.running import evaluating, network_dtype_device, plain_module
+from .._network.running import evaluating, plain_module
 from ..residual.coordinates import Standardizer
 from .base import THROUGH_ANOTHER_LIBRARY, Posterior
 from .gaussian import DiagonalGaussian, Gaussian, standard_normal

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from .._backend.precision import full_precision
-from .._network.capture import INPUT
 from .._network.layers import LayerChoice
+from .._network.running import INPUT
 from .base import THROUGH_ANOTHER_LIBRARY, Posterior
 from .gaussian import DiagonalGaussian, Gaussian
 

@@ -15,10 +15,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from .._network.checks import check_target
+from .._network.checks import check_target, network_dtype_device
 from .._network.layers import LayerChoice
 from .._network.loaders import labelled, on_device
-from .._network.running import evaluating, network_dtype_device
+from .._network.running import evaluating
 from .base import Posterior, as_posterior
 from .gaussian import DiagonalGaussian, Gaussian, ScaledGaussian
 from .links import probit

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from .._network.moments import ClassMoments, Moments
 from .._network.reservoir import Reservoir
-from .coordinates import Coordinates, Standardizer, reduce, shares_memory
+from .coordinates import Coordinates, Standardizer, reduce
+from .leave_one_out import LeaveOneOut, MomentsWithout, PrototypesWithout
 from .prototypes import Prototypes
 from .recipes import Strategy
 
@@ -34,38 +35,43 @@ class Collector:
 
     def __init__(self, strategy: Strategy, r: float = 1.0) -> None:
         self.strategy, self.r = strategy, r
-        self.moments = Moments()
+        self.needs_classes = strategy.coordinates == "prototypes"
+        self.moments = Moments() if strategy.coordinates == "moments" else None
         self.classes: ClassMoments | None = None
         self.rows: Reservoir | None = None
         self.dtype = torch.float32
         self._waiting: list[tuple[Tensor, Tensor]] = []
         self._bytes = 0
 
-    @property
-    def needs_classes(self) -> bool:
-        return self.strategy.coordinates == "prototypes"
+    def take(self, h: Tensor) -> Tensor:
+        """Take in a representation, unless classes are needed; give it as :meth:`update` takes it.
 
-    def reduce(self, h: Tensor) -> Tensor:
-        """What :meth:`update` takes: memory of its own, unless it is read there and then."""
-        self.dtype = h.dtype
-        coordinates, of = self.strategy.coordinates, self.strategy.of
-        if (coordinates, of) == ("moments", "raw"):
-            return h
-        waits = coordinates != "moments" and shares_memory(h, of)
-        return reduce(h, of).clone() if waits else reduce(h, of)
-
-    def merge(self, state: dict[str, Any], sign: int = 1) -> None:
-        """Take in what another collector saw; see :attr:`state`.
-
-        With the sign -1 its sums are taken out again; rows kept for quantiles stay.
+        Moments are read there and then, so a raw representation is not copied for them.
         """
+        self.dtype = h.dtype
+        raw = self.moments is not None and self.strategy.of == "raw"
+        rows = h if raw else self.rows_of(h)
+        if not self.needs_classes:
+            self.update(rows)
+        return rows
+
+    def rows_of(self, h: Tensor) -> Tensor:
+        """The representation as vectors, in memory of their own: the next layer may overwrite h."""
+        of = self.strategy.of
+        if of == "raw" or (of == "pooled" and h.dim() == 2):
+            return h.flatten(1).clone()
+        return reduce(h, of)
+
+    def merge(self, state: dict[str, Any]) -> None:
+        """Take in what another collector saw; see :attr:`state`."""
         self.dtype = state["dtype"]
-        self.moments.merge(state["moments"], sign)
+        if self.moments is not None:
+            self.moments.merge(state["moments"])
         if state["classes"] is not None:
             if self.classes is None:
                 self.classes = ClassMoments(state["count"], diagonal=state["diagonal"])
-            self.classes.merge(state["classes"], sign)
-        if state["rows"] is not None and sign > 0:
+            self.classes.merge(state["classes"])
+        if state["rows"] is not None:
             if self.rows is None:
                 self.rows = Reservoir(state["kept"])
             self.rows.merge(state["rows"])
@@ -77,7 +83,7 @@ class Collector:
         classes, rows = self.classes, self.rows
         return {
             "dtype": self.dtype,
-            "moments": self.moments.state,
+            "moments": None if self.moments is None else self.moments.state,
             "classes": None if classes is None else classes.state,
             "count": None if classes is None else classes.classes,
             "diagonal": None if classes is None else classes.diagonal,
@@ -85,10 +91,10 @@ class Collector:
             "kept": None if rows is None else rows.size,
         }
 
-    def update(self, h: Tensor, y: Tensor | None, classes: int) -> None:
+    def update(self, h: Tensor, y: Tensor | None = None, classes: int = 1) -> None:
         """Take in a batch that was reduced, with the class of each row."""
-        exact = self.strategy.offset == 1 and self.strategy.coordinates == "moments"
-        if self.strategy.coordinates == "moments":
+        exact = self.strategy.offset == 1 and self.moments is not None
+        if self.moments is not None:
             self.moments.update(h, extremes=exact)
         else:
             if self.classes is None:
@@ -111,8 +117,11 @@ class Collector:
     @property
     def total(self) -> Tensor:
         """A number that is not finite if anything that came in was not."""
-        self._settle()
-        return self.moments.total if self.classes is None else self.classes.total
+        if self.moments is not None:
+            return self.moments.total
+        assert self.classes is not None
+        waiting = [h.sum(dtype=torch.float64) for h, _ in self._waiting]
+        return torch.stack(waiting).sum() if waiting else self.classes.total
 
     def _settle(self) -> None:
         if self._waiting and self.classes is not None:
@@ -121,12 +130,20 @@ class Collector:
             self.classes.update(h, y)
             self._waiting, self._bytes = [], 0
 
+    def without_each(self) -> LeaveOneOut:
+        """What measures training rows by the statistics of all others."""
+        self._settle()
+        if self.moments is not None:
+            return MomentsWithout(self.moments, self.r)
+        assert self.classes is not None
+        return PrototypesWithout(self.classes, self.strategy.shrinkage, self.r)
+
     def finish(self) -> Coordinates:
         """The map, with its offsets."""
         strategy, r, dtype = self.strategy, self.r, self.dtype
         self._settle()
         coordinates: Coordinates
-        if self.classes is None:
+        if self.moments is not None:
             moments = self.moments
             coordinates = Standardizer(moments.mean, moments.std, r=r, dtype=dtype, of=strategy.of)
             if strategy.offset == 1:
@@ -134,6 +151,7 @@ class Collector:
                 ends = torch.stack([moments.low, moments.high]).to(coordinates.mean.dtype)
                 coordinates.offset = ((ends - coordinates.mean) / coordinates.scale).abs().amax(0)
         else:
+            assert self.classes is not None
             seen = self.classes.counts > 0
             coordinates = Prototypes(
                 self.classes.means[seen],

@@ -46,7 +46,7 @@ from .._backend.arithmetic import mean_cubes, pooled
 from .._backend.buffers import StableBuffers
 from .._backend.precision import at_least_float32
 
-__all__ = ["Coordinates", "Standardizer", "reduce", "shares_memory"]
+__all__ = ["Coordinates", "Standardizer", "reduce"]
 
 
 class Coordinates(StableBuffers):
@@ -166,8 +166,3 @@ def reduce(h: Tensor, of: str) -> Tensor:
     flat = flat.to(at_least_float32(h.dtype))
     peak = flat.detach().abs().amax(1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)
     return torch.nn.functional.normalize(flat / peak, dim=1)
-
-
-def shares_memory(h: Tensor, of: str) -> bool:
-    """Whether what :func:`reduce` gives is ``h`` itself, which the next layer may overwrite."""
-    return of == "raw" or (of == "pooled" and h.dim() == 2)

@@ -8,7 +8,7 @@ from torch import Tensor
 from .._backend.arithmetic import from_nearest, nearest_cubes, peak_out
 from .._backend.packing import Parts
 from .._backend.precision import at_least_float32, full_precision
-from .coordinates import Coordinates, reduce, shares_memory
+from .coordinates import Coordinates, reduce
 
 __all__ = ["Prototypes"]
 
@@ -117,7 +117,8 @@ class Prototypes(Coordinates):
     def rows(self, h: Tensor) -> Tensor:
         """What is to be measured of a representation, in memory of its own."""
         rows = self._rows(h)
-        return rows.clone() if shares_memory(h, self.of) and rows.dtype == h.dtype else rows
+        shares = self.of == "pooled" and h.dim() == 2 and rows.dtype == h.dtype
+        return rows.clone() if shares else rows
 
     def spread_of(self, directions: Tensor) -> Tensor:
         r"""How much ``directions @ h`` can grow with the distance: bounds of its slope, ``(M,)``.
@@ -140,7 +141,8 @@ class Prototypes(Coordinates):
         return means + self.origin.double()
 
     def _rows(self, h: Tensor) -> Tensor:
-        return reduce(h, self.of).to(self.axes.dtype)
+        vectors = h.dim() == 2 and self.of != "normalised"  # which need no reducing
+        return (h if vectors else reduce(h, self.of)).to(self.axes.dtype)
 
     def _products(self, rows: Tensor) -> Tensor:
         if self.axes.dim() == 2:

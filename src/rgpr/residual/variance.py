@@ -23,24 +23,16 @@ times :math:`a(x)\, a(x')` for a fixed function :math:`a`; see the theory page.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from .._backend.packing import Packing, Parts
-from .._backend.precision import full_precision
-from .._network.capture import capture
-from .._network.checks import check_rows
-from .._network.running import evaluating
-from ..posteriors import Posterior
 from .coordinates import Coordinates
 from .prototypes import Prototypes
 
 __all__ = ["CLASS_UNIT", "SHARE", "Residual"]
-
-T = TypeVar("T")
 
 # The weight of the arithmetic mean beside the geometric one. It carries the theorem where a layer
 # is silent. From 0.001 to 0.01 it changes no detection that we measured; the more, the more an
@@ -97,35 +89,6 @@ class Residual(Packing):
         coordinates: Coordinates = self.coordinates[index]  # type: ignore[assignment]
         return coordinates
 
-    # -- from one pass through the network to u ------------------------------------------------
-
-    def unit_variance(self, index: int, h: Tensor) -> Tensor:
-        """``u_l(x)``: ``(B,)`` in float64, for representation ``index`` of shape ``(B, ...)``."""
-        with full_precision(h):  # whatever the network computes in
-            return self.at(index).unit_variance(h)
-
-    def read(
-        self, posterior: Posterior, layers: Sequence[str], x: Tensor, run: Callable[[Tensor], T]
-    ) -> tuple[T, list[Tensor]]:
-        """``run(x)``, and ``u`` of all layers but the input from that pass through the network."""
-        columns: dict[int, Tensor] = {}
-        waiting: dict[int, Tensor] = {}
-        packed = self.packed(x)
-
-        def consume(index: int, h: Tensor) -> None:
-            check_rows(layers[index], h, x)
-            if packed is not None and index in packed.layers:
-                with full_precision(h):
-                    waiting[index] = self.at(index).rows(h)  # type: ignore[operator]
-            else:
-                columns[index] = self.unit_variance(index, h)
-
-        with evaluating(posterior), capture(posterior.network, layers, consume):
-            result = run(x)
-        if packed is not None:
-            columns |= packed.unit_variances(waiting)
-        return result, [columns[index] for index in range(1, len(layers))]
-
     def _parts(self) -> dict[int, Parts]:
         return {
             index: part
@@ -134,8 +97,6 @@ class Residual(Packing):
             and isinstance(coordinates, Prototypes)
             and (part := coordinates.parts) is not None
         }
-
-    # -- from u to the variance ----------------------------------------------------------------
 
     @property
     def exponents(self) -> Tensor:

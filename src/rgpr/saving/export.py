@@ -8,22 +8,41 @@ from __future__ import annotations
 import os
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from .._atomic import replacing
 from .._network.running import evaluating
-from ..model import RGPR
+from ..posteriors import Posterior
 
-__all__ = ["check_exportable", "onnx", "program"]
+__all__ = ["Model", "check_exportable", "onnx", "program"]
+
+
+class Model(Protocol):
+    """What an export asks of a model: :class:`rgpr.RGPR` is one."""
+
+    posterior: Posterior
+    likelihood: str
+    nan: str
+    _references: Tensor | None
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the representations; there are none before the fit, which is an error."""
+
+    def forward(self, x: Tensor) -> Any:
+        """What a plain call returns."""
+
+    def _everything(self, x: Tensor) -> Any:
+        """That, the score and, of a calibrated model, the p-value, from one pass."""
 
 
 class _Predict(nn.Module):
     """The default call alone: probabilities by the probit, or mean and covariance."""
 
-    def __init__(self, model: RGPR) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
@@ -39,7 +58,7 @@ class _Everything(_Predict):
 
 
 def program(
-    model: RGPR, example: Tensor, *, dynamic: bool = True, everything: bool = False
+    model: Model, example: Tensor, *, dynamic: bool = True, everything: bool = False
 ) -> torch.export.ExportedProgram:
     """The model as a ``torch.export`` program.
 
@@ -54,7 +73,6 @@ def program(
         RuntimeError: The model was not fitted.
         TypeError: The base predicts by random samples, or through another library's object.
     """
-    model._fitted()
     check_exportable(model)
     if len(example) < 2 and dynamic:
         # A batch of one would be taken for a constant.
@@ -71,7 +89,7 @@ def program(
         )
 
 
-def onnx(model: RGPR, path: str | os.PathLike[str], example: Tensor) -> Path:
+def onnx(model: Model, path: str | os.PathLike[str], example: Tensor) -> Path:
     """Write the model as an ONNX file, atomically.
 
     The graph has the input ``x`` and the outputs ``probabilities`` (for regression ``mean`` and
@@ -100,8 +118,9 @@ def onnx(model: RGPR, path: str | os.PathLike[str], example: Tensor) -> Path:
     return Path(path)
 
 
-def check_exportable(model: RGPR) -> None:
-    """Refuse a model that a graph cannot hold."""
+def check_exportable(model: Model) -> None:
+    """Refuse a model that was not fitted, or that a graph cannot hold."""
+    model.layers  # noqa: B018, which refuses a model that was not fitted
     if model.nan == "raise":
         raise TypeError("nan='raise' looks at values, which a graph cannot; use nan='propagate'")
     reason = model.posterior.no_graph

@@ -1,30 +1,59 @@
-"""A model as one file, and back."""
+"""A model as one file, and back: which tensors are written, and how parts are made of them."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .._network.running import network_dtype_device, plain_module
-from ..model import _LEARNED, RGPR
+from ..extension import Extension
 from ..posteriors import Posterior
 from ..residual.coordinates import Coordinates
 from ..residual.recipes import ResidualRecipe, Strategy
 from ..residual.variance import CLASS_UNIT, Residual
 from .container import check_same_network, read, write
 
-__all__ = ["load", "save"]
+__all__ = ["Saved", "load", "save"]
 
 
-def save(model: RGPR, path: str | os.PathLike[str]) -> None:
-    """Write a model; see :meth:`RGPR.save`."""
-    residual = model._fitted()
-    posterior = model.posterior
+@dataclass(frozen=True)
+class Saved:
+    """What a file holds.
+
+    Attributes:
+        extension: The base over a network whose weights are not loaded yet, and its residual.
+        recipe: How the residual was made.
+        learned: Tensors that a fit or a calibration made, by name.
+        weights: The network's own state.
+    """
+
+    extension: Extension
+    recipe: ResidualRecipe
+    learned: dict[str, Tensor]
+    weights: dict[str, Tensor]
+
+
+def save(
+    path: str | os.PathLike[str],
+    extension: Extension,
+    recipe: ResidualRecipe,
+    learned: Mapping[str, Tensor],
+) -> None:
+    """Write a model, atomically; see :meth:`rgpr.RGPR.save`.
+
+    Args:
+        path: The file.
+        extension: The base and its residual.
+        recipe: How the residual was made.
+        learned: Tensors that a fit or a calibration made, by name.
+    """
+    residual, posterior = extension.residual, extension.posterior
     if posterior.kind is None:
         reason = posterior.no_graph or "its class has no kind, the name to be saved under"
         raise TypeError(
@@ -36,66 +65,45 @@ def save(model: RGPR, path: str | os.PathLike[str]) -> None:
     tensors |= {f"posterior.{k}": t for k, t in posterior.own_tensors().items()}
     own = {name: t for name, t in residual.named_buffers(recurse=False) if t is not None}
     tensors |= {f"residual.{name}": tensor for name, tensor in own.items()}
-    tensors["temperature"] = model.temperature
-    learned = {name: getattr(model, name) for name in _LEARNED}
-    tensors |= {f"learned.{name}": t for name, t in learned.items() if t is not None}
-    every = [residual.at(index) for index in range(len(model._layers))]
+    tensors["temperature"] = extension.temperature
+    tensors |= {f"learned.{name}": tensor for name, tensor in learned.items()}
+    every = [residual.at(index) for index in range(len(extension.layers))]
     for index, coordinates in enumerate(every):
         tensors |= {f"layer.{index}.{k}": t for k, t in coordinates.state_dict().items()}
     about = {
         "posterior": posterior.kind,
         "config": posterior.config(),
-        "likelihood": model.likelihood,
-        "layers": model._layers,
+        "likelihood": extension.likelihood,
+        "layers": list(extension.layers),
         "coordinates": [coordinates.config() for coordinates in every],
-        "residual": dataclasses.asdict(model.recipe),
-        "input_shape": list(model._input_shape or ()),
-        "nan": model.nan,
+        "residual": dataclasses.asdict(recipe),
+        "input_shape": list(extension.input_shape),
+        "nan": extension.nan,
     }
     write(path, tensors, about)
 
 
-def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
-    """The model that :meth:`RGPR.save` wrote.
-
-    Files of rgpr 0.1 with ``residual="paper"`` load as well. Those with its default residual, which
-    this version replaced, are refused: fit such a model again.
-
-    Args:
-        path: The file.
-        network: A network of the same architecture. The saved weights are loaded into it, as
-            with ``load_state_dict``, once everything else in the file has been checked.
+def load(path: str | os.PathLike[str], network: nn.Module) -> Saved:
+    """Read what :func:`save` wrote; the network stays as it is.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: The file is damaged or not ours, or belongs to another network.
     """
-    network = plain_module(network)
-    with torch.inference_mode(False):  # what is loaded must be usable outside of it
-        model, weights = _read_model(path, network)
-    network.load_state_dict(weights)
-    device = network_dtype_device(network)[1]
-    return model if device is None else model.to(device)
-
-
-def _read_model(path: str | os.PathLike[str], network: nn.Module) -> tuple[RGPR, dict[str, Tensor]]:
-    """The model around a network whose weights are not loaded yet, and these weights."""
     tensors, about, version = read(path)
     weights = _part(tensors, "network.")
     check_same_network(weights, network, path)
     try:
         if version == 1:
             tensors, about = _from_first_format(tensors, about, path)
-        kind, layers = about["posterior"], about["layers"]
+        kind = about["posterior"]
         if kind not in Posterior.kinds:
             raise ValueError(
                 f"{path} holds a posterior of kind '{kind}', known here: "
                 f"{sorted(Posterior.kinds)}; import the module that defines it, or upgrade rgpr"
             )
         config, own = about["config"], _part(tensors, "posterior.")
-        posterior = Posterior.kinds[kind].from_saved(network, config, own)
         recipe = _recipe_from_json(about["residual"])
-        model = RGPR(posterior, layers, about["likelihood"], residual=recipe, nan=about["nan"])
         coordinates = [
             Coordinates.from_saved(config, _part(tensors, f"layer.{index}."))
             for index, config in enumerate(about["coordinates"])
@@ -105,16 +113,18 @@ def _read_model(path: str | os.PathLike[str], network: nn.Module) -> tuple[RGPR,
         for name, buffer in list(residual.named_buffers(recurse=False)):
             if buffer is not None:
                 setattr(residual, name, scales[name].to(buffer))
-        model.residual = residual
-        model.temperature = tensors["temperature"]
-        # A file may name these tensors alone, and none of the model's other attributes.
-        learned = _part(tensors, "learned.")
-        for name in learned.keys() & set(_LEARNED):
-            setattr(model, name, learned[name])
-        model._layers, model._input_shape = layers, torch.Size(about["input_shape"])
+        extension = Extension(
+            Posterior.kinds[kind].from_saved(network, config, own),
+            residual,
+            about["layers"],
+            torch.Size(about["input_shape"]),
+            about["likelihood"],
+            tensors["temperature"],
+            about["nan"],
+        )
     except KeyError as missing:
         raise ValueError(f"{path} is incomplete: it has no {missing}; save it again") from missing
-    return model, weights
+    return Saved(extension, recipe, _part(tensors, "learned."), weights)
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

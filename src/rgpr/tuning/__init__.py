@@ -1,11 +1,13 @@
 """Choosing ``sigma2`` (and a temperature) from data, without running the network again.
 
-``outputs`` keeps what one pass through the network says about each example; ``likelihood``,
-``ood`` and ``marginal`` are the paper's three objectives; ``optimize`` climbs any of them;
-``budget`` chooses the weight of the outliers; ``result`` says what came of it; ``run`` ties them
-together for :meth:`rgpr.RGPR.tune`.
+``options`` is what a user asked for. An objective (``objectives/``, one file each) reads the data
+in one pass; ``space`` says where to look, ``search`` climbs by means of ``optimize``, ``budget``
+chooses the weight of the outliers, and ``report`` says what came of it. ``run`` is all of this in
+order, for :meth:`rgpr.RGPR.tune`.
 """
 
+from .objectives import Objective, PerExample
+from .options import Options
 from .result import TuningResult
 
-__all__ = ["TuningResult"]
+__all__ = ["Objective", "Options", "PerExample", "TuningResult"]

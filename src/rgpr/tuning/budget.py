@@ -3,33 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
+import torch
+
+from ..answers.examples import Parameters
 from ..metrics import ece, nll
+from .objectives import Objective, PerExample
 from .optimize import Optimum
+from .options import Options
+from .search import Found, Trial, optimum, value
+from .space import INPUT_FLOOR, Space
 
-__all__ = ["LARGEST_WEIGHT", "METRICS", "Trial", "largest_weight"]
+__all__ = ["largest_weight", "search_within_budget"]
 
-METRICS = {"nll": nll, "ece": ece}
-# The largest weight that is looked at ("outliers are everything") unless another is given, and
-# how often it is divided by the root of ten (down to "hardly there").
-LARGEST_WEIGHT, _STEPS = 100.0, 13
-_BISECTIONS = 5
+_METRICS = {"nll": nll, "ece": ece}
+# How often the largest weight is divided by the root of ten (down to "hardly there"), and how often
+# the step between the last two of them is halved.
+_STEPS, _BISECTIONS = 13, 5
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One weight, and the increase of the metric that its optimum has."""
+def search_within_budget(
+    objective: Objective, space: Space, now: Parameters, options: Options
+) -> Found:
+    """The optimum for the largest weight whose cost in a validation metric is within the budget.
 
-    weight: float
-    increase: float
+    Args:
+        objective: What is maximised; it takes outliers.
+        space: Where to look.
+        now: The present parameters.
+        options: The budget and the largest weight.
+    """
+    assert isinstance(objective, PerExample)
+    [(metric, increase)] = options.budgets.items()
+    validation, measure = objective.validation, _METRICS[metric]
+    base = replace(now, temperature=torch.ones_like(now.temperature)).without_residual()
+    own = measure(validation.probabilities(base), validation.labels)
+
+    def cost(parameters: Parameters) -> float:
+        return measure(validation.probabilities(parameters), validation.labels) - own
+
+    def solve(weight: float, near: Optimum | None) -> Optimum:
+        return optimum(objective, space, now, weight, *([] if near is None else [near.z]))
+
+    weight, best, trials = largest_weight(
+        solve, lambda found: cost(space.parameters(found.z)), increase, options.weight
+    )
+    tuned = _within(cost, increase, space, space.parameters(best.z))
+    before, after = (value(objective, parameters, weight) for parameters in (now, tuned))
+    return Found(tuned, before, after, now, space, best, weight, trials)
 
 
 def largest_weight(
     solve: Callable[[float, Optimum | None], Optimum],
     spent: Callable[[Optimum], float],
     increase: float,
-    largest: float = LARGEST_WEIGHT,
+    largest: float,
 ) -> tuple[float, Optimum, list[Trial]]:
     """From large weights down to the first within the budget, then halfway back up a few times.
 
@@ -70,3 +99,19 @@ def largest_weight(
         else:
             too_large = middle
     return weight, optimum, trials
+
+
+def _within(
+    cost: Callable[[Parameters], float], increase: float, space: Space, tuned: Parameters
+) -> Parameters:
+    """The tuned parameters, or as much of them as the budget allows."""
+    share, found = 1.0, tuned
+    floor = torch.zeros_like(tuned.sigma2)
+    floor[0] = INPUT_FLOOR / space.typical[0]
+    # Towards the base's own predictions, which cost nothing; the input keeps its floor.
+    while cost(found) > increase and share > 1e-15:
+        share /= 2
+        sigma2 = torch.maximum(share * tuned.sigma2, floor)
+        warmer = tuned.temperature if space.temperature is not None else tuned.temperature**share
+        found = Parameters(sigma2, warmer, tuned.noise)
+    return found

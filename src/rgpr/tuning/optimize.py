@@ -16,15 +16,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-__all__ = ["Objective", "Optimum", "maximise"]
+__all__ = ["Optimum", "maximise"]
 
 _LARGE_GRADIENT = 1e-3
 # Where the objective curves less than this, its optimum has no place.
 _FLAT = 1e-9
 # Half the distance between gradients whose difference is a second derivative; the longest step.
 _STEP, _LONGEST = 1e-4, 0.1
+# The most L-BFGS steps of one climb.
+_ITERATIONS = 60
 
-Objective = Callable[[Tensor], Iterable[Tensor]]
+Function = Callable[[Tensor], Iterable[Tensor]]
 
 
 @dataclass
@@ -49,35 +51,32 @@ class Optimum:
 
 
 def maximise(
-    objective: Objective,
+    function: Function,
     starts: Sequence[Tensor],
-    low: Tensor,
-    high: Tensor,
+    bounds: tuple[Tensor, Tensor],
     *,
     switchable: int,
     climbs: int = 3,
-    iterations: int = 60,
 ) -> Optimum:
     """The best parameters found.
 
     Args:
-        objective: Of logarithms ``z``; gives parts whose sum is the value, each differentiated as
+        function: Of logarithms ``z``; gives parts whose sum is the value, each differentiated as
             it comes, so that no more than one is in memory.
         starts: Where to look first; the result is never worse than any of them.
-        low: Bounds of ``z``.
-        high: Likewise.
+        bounds: The smallest and the largest ``z``.
         switchable: So many of the first parameters are scales, which are also tried at zero.
         climbs: How many of the best starts are climbed.
-        iterations: The most L-BFGS steps of each climb.
     """
+    low, high = bounds
     history: list[float] = []
 
     def value(z: Tensor) -> float:
         with torch.no_grad():
-            return _log(history, sum(float(part) for part in objective(z)))
+            return _log(history, sum(float(part) for part in function(z)))
 
     def climb(start: Tensor) -> Optimum:
-        return _climb(objective, start, low, high, iterations, history)
+        return _climb(function, start, bounds, history)
 
     starts = [start.clamp(low, high) for start in starts]
     looked = sorted(((value(z), -i) for i, z in enumerate(starts)), reverse=True)
@@ -89,7 +88,7 @@ def maximise(
         without[index] = low[index]
         if value(without) > best.value + 1e-9 * (1 + abs(best.value)):
             best = max(best, climb(without), key=_value)
-    best = _polished(objective, best, low, high, history)
+    best = _polished(function, best, low, high, history)
     best.history = history
     return best
 
@@ -104,18 +103,14 @@ def _log(history: list[float], value: float) -> float:
 
 
 def _climb(
-    objective: Objective,
-    start: Tensor,
-    low: Tensor,
-    high: Tensor,
-    iterations: int,
-    history: list[float],
+    function: Function, start: Tensor, bounds: tuple[Tensor, Tensor], history: list[float]
 ) -> Optimum:
+    low, high = bounds
     z = start.clone().requires_grad_()
     best = Optimum(start, -torch.inf)
     optimizer = torch.optim.LBFGS(
         [z],
-        max_iter=iterations,
+        max_iter=_ITERATIONS,
         history_size=20,
         tolerance_grad=1e-7,
         tolerance_change=1e-9,
@@ -123,7 +118,7 @@ def _climb(
     )
 
     def closure() -> float:
-        total, gradient = _differentiated(objective, z.detach(), low, high)
+        total, gradient = _differentiated(function, z.detach(), low, high)
         z.grad = -gradient
         _log(history, total)
         if total > best.value:
@@ -136,12 +131,12 @@ def _climb(
 
 
 def _differentiated(
-    objective: Objective, z: Tensor, low: Tensor, high: Tensor
+    function: Function, z: Tensor, low: Tensor, high: Tensor
 ) -> tuple[float, Tensor]:
     """The value and its gradient, zero across a bound."""
     total, z = 0.0, z.clone().requires_grad_()
     with torch.enable_grad():
-        for part in objective(z.clamp(low, high)):
+        for part in function(z.clamp(low, high)):
             # Parts share what comes from z.
             part.backward(retain_graph=True)  # type: ignore[no-untyped-call]
             total += float(part.detach())
@@ -151,7 +146,7 @@ def _differentiated(
 
 
 def _polished(
-    objective: Objective, best: Optimum, low: Tensor, high: Tensor, history: list[float]
+    function: Function, best: Optimum, low: Tensor, high: Tensor, history: list[float]
 ) -> Optimum:
     """The same optimum to more digits, by Newton's method along directions that are not flat."""
     (free,) = ((best.z > low + _STEP) & (best.z < high - _STEP)).nonzero(as_tuple=True)
@@ -159,7 +154,7 @@ def _polished(
         return best
 
     def gradient(z: Tensor) -> Tensor:
-        value, found = _differentiated(objective, z, low, high)
+        value, found = _differentiated(function, z, low, high)
         _log(history, value)
         return found[free]
 
@@ -177,7 +172,7 @@ def _polished(
         # What still has far to go, a scale on its way to zero say, has no optimum near.
         z[free] -= vectors @ torch.where(along.abs() < _LONGEST, along, 0.0)
         z = z.clamp(low, high)
-    value, ascent = _differentiated(objective, z, low, high)
+    value, ascent = _differentiated(function, z, low, high)
     if not value >= best.value - 1e-12 * (1 + abs(best.value)):  # no worse but for rounding
         return best
     return Optimum(z, _log(history, value), float(ascent.abs().max()))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .._atomic import replacing
-from .budget import Trial
+from .search import Trial
 
 __all__ = ["TuningResult"]
 

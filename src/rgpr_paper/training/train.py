@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from rgpr._network.checks import network_dtype_device
 from rgpr._network.loaders import labelled
-from rgpr._network.running import evaluating, network_dtype_device
+from rgpr._network.running import evaluating
 
 from . import checkpoint as checkpoints
 from .augment import crop_flip

@@ -2,26 +2,26 @@ r"""The paper's :math:`L_\text{LL}`: the log-likelihood of validation data, aver
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torch import Tensor
 
-from ...answers.outputs import Outputs, Parameters
+from ...answers.examples import Examples, Parameters
 from ...posteriors.gaussian import log_density
+from .per_example import PerExample
 
-__all__ = ["log_likelihood"]
+__all__ = ["Likelihood"]
 
 
-def log_likelihood(outputs: Outputs, parameters: Parameters, likelihood: str) -> Iterator[Tensor]:
-    """Parts whose sum is the mean over the examples of ``log p(y | x)``.
+class Likelihood(PerExample):
+    """The mean of ``log p(y | x)``.
 
     Regression takes each output's own variance: residual, base and the observations' noise.
     """
-    for part in outputs.chunks():
-        assert part.target is not None
-        if likelihood == "classification":
-            each = part.log_probabilities(parameters).gather(1, part.target[:, None])
-        else:
-            variance = part.second + part.variance(parameters) + parameters.noise
-            each = log_density((part.target - part.first).square(), variance)
-        yield each.sum() / len(outputs)
+
+    name = "likelihood"
+
+    def value(self, examples: Examples, parameters: Parameters) -> Tensor:
+        target = examples.labels
+        if self.likelihood == "classification":
+            return examples.log_probabilities(parameters).gather(1, target[:, None])
+        variance = examples.second + examples.variance(parameters) + parameters.noise
+        return log_density((target - examples.first).square(), variance)

@@ -21,24 +21,30 @@ Both form the kernel matrices of all inputs, so they are for up to a few thousan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..._network.capture import capture
-from ..._network.checks import check_batch, check_rows, check_target
+from ..._network.checks import check_batch, check_target, network_dtype_device
 from ..._network.loaders import labelled, on_device
-from ..._network.running import evaluating, network_dtype_device
-from ...answers.outputs import Parameters
+from ..._network.running import capture, evaluating
+from ...answers.examples import Parameters
+from ...extension import Extension
 from ...kernels import dscs_gram
-from ...posteriors import Posterior
 from ...posteriors.gaussian import Gaussian, log_density
-from ...residual.variance import Residual
+from ..options import Options
+from .base import Data, Objective
 
-__all__ = ["KernelMatrices", "collect_matrices", "laplace_evidence", "regression_evidence"]
+__all__ = [
+    "KernelMatrices",
+    "MarginalLikelihood",
+    "collect_matrices",
+    "laplace_evidence",
+    "regression_evidence",
+]
 
 # Entries of the largest matrices that are formed: some 15 of them live at once.
 _ENTRIES = 40_000_000
@@ -181,46 +187,54 @@ def _cholesky(matrix: Tensor) -> Tensor:
     return root
 
 
+class MarginalLikelihood(Objective):
+    """The marginal likelihood of all examples together."""
+
+    name = "marginal-likelihood"
+    takes_temperature = False
+    of_shards = False
+    starts = 1
+
+    def __init__(self, extension: Extension, loader: Iterable[Any], options: Options) -> None:
+        self.matrices = collect_matrices(extension, loader, options.progress)
+        matrices, sizes = self.matrices, (len(self.matrices), 0)
+        at_data = matrices.residual.diagonal(dim1=1, dim2=2).T
+        self.data = Data(at_data, matrices.mean, matrices.target, sizes, sizes)
+
+    def parts(self, parameters: Parameters, weight: float) -> list[Tensor]:
+        return [self.matrices.evidence(parameters)]
+
+
 @torch.no_grad()
-def collect_matrices(
-    posterior: Posterior,
-    layers: Sequence[str],
-    residual: Residual,
-    loader: Iterable[Any],
-    *,
-    shape: torch.Size | None,
-    likelihood: str,
-    progress: bool,
-) -> KernelMatrices:
+def collect_matrices(extension: Extension, loader: Iterable[Any], progress: bool) -> KernelMatrices:
     """Run the network over all examples and form the kernel matrices.
 
     Raises:
         ValueError: There are too many examples for that.
         TypeError: The base has no covariance between inputs.
     """
+    posterior, residual = extension.posterior, extension.residual
     device = network_dtype_device(posterior.network)[1]
-    representations: list[list[Tensor]] = [[] for _ in layers]
+    coordinates = [residual.at(index) for index in range(len(extension.layers))]
+    representations: list[list[Tensor]] = [[] for _ in coordinates]
     xs: list[Tensor] = []
     targets: list[Tensor] = []
     means: list[Tensor] = []
-
-    def consume(index: int, h: Tensor) -> None:
-        check_rows(layers[index], h, x)
-        representations[index].append(residual.at(index)(h))
-
     with evaluating(posterior):
         for number, (batch, target) in enumerate(
             labelled(loader, progress=progress, description="rgpr marginal likelihood")
         ):
             x = on_device(batch, device)
-            check_batch(number, x, posterior.network, shape)
+            check_batch(number, x, posterior.network, extension.input_shape)
             if len(x) == 0:
                 continue
-            consume(0, x)
-            with capture(posterior.network, layers, consume):
+            with capture(posterior.network, extension.layers, coordinates, x) as found:
                 gaussian: Gaussian = posterior(x)
+            for parts, h in zip(representations, found, strict=True):
+                parts.append(h)
             means.append(gaussian.mean.double())
-            targets.append(check_target(target, gaussian.mean, likelihood, number).to(x.device))
+            checked = check_target(target, gaussian.mean, extension.likelihood, number)
+            targets.append(checked.to(x.device))
             xs.append(x)
             _check_size(sum(map(len, xs)), gaussian.mean.shape[1])
         base = posterior.covariances(torch.cat(xs)).double()

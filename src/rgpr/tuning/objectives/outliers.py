@@ -1,38 +1,33 @@
-r"""The paper's second term of :math:`L_\text{OOD}`: knowing nothing about outliers.
+r"""The paper's :math:`L_\text{OOD}`: the likelihood, and knowing nothing about outliers.
 
-For classification it is the negative cross-entropy between the predictive distribution and the
-uniform one, averaged over the outliers. To know nothing about a regression's target is to expect
-what targets look like over all: the term is the expected log-density, at an outlier, of a target
-drawn from a normal distribution with the mean and variance of the validation targets.
+For classification the second term is the negative cross-entropy between the predictive
+distribution and the uniform one, averaged over the outliers. To know nothing about a regression's
+target is to expect what targets look like over all: there the term is the expected log-density, at
+an outlier, of a target drawn from a normal distribution with the mean and variance of the
+validation targets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torch import Tensor
 
-from ...answers.outputs import Outputs, Parameters
+from ...answers.examples import Examples, Parameters
 from ...posteriors.gaussian import log_density
+from .likelihood import Likelihood
 
-__all__ = ["ignorance"]
+__all__ = ["Outliers"]
 
 
-def ignorance(
-    outputs: Outputs, parameters: Parameters, validation_target: Tensor | None = None
-) -> Iterator[Tensor]:
-    """Parts whose sum is the mean over the outliers; the larger, the less is claimed to be known.
+class Outliers(Likelihood):
+    """The mean log-likelihood, plus a weight times the mean ignorance about outliers."""
 
-    Args:
-        outputs: Of the outliers.
-        parameters: Scales, temperature and noise.
-        validation_target: For regression, the targets ``(N, C)`` of the validation data.
-    """
-    for part in outputs.chunks():
-        if validation_target is None:
-            each = part.log_probabilities(parameters).mean(1)
-        else:
-            mean, spread = validation_target.mean(0), validation_target.var(0, correction=0)
-            variance = part.second + part.variance(parameters) + parameters.noise
-            each = log_density((part.first - mean).square() + spread, variance)
-        yield each.sum() / len(outputs)
+    name = "ood"
+    takes_outliers = True
+
+    def value_of_outliers(self, outliers: Examples, parameters: Parameters) -> Tensor:
+        if self.likelihood == "classification":
+            return outliers.log_probabilities(parameters).mean(1)
+        target = self.validation.labels
+        mean, spread = target.mean(0), target.var(0, correction=0)
+        variance = outliers.second + outliers.variance(parameters) + parameters.noise
+        return log_density((outliers.first - mean).square() + spread, variance)

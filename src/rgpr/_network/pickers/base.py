@@ -1,0 +1,26 @@
+"""What a picker is, and the table of those that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+__all__ = ["PICKERS", "Picker", "register_layer_picker"]
+
+Picker = Callable[[nn.Module, Tensor, bool], list[str]]
+
+# All pickers by the name that ``layers=`` gives them; every file of this folder adds its own.
+PICKERS: dict[str, Picker] = {}
+
+
+def register_layer_picker(name: str, pick: Picker) -> None:
+    """Teach every model a new value of ``layers``.
+
+    Args:
+        name: What ``layers=`` calls it. A module of that name comes first.
+        pick: ``pick(network, x, keep_last)`` gives names of layers, as ``layers=[...]`` takes them.
+            ``x`` is a batch of a few rows. With ``keep_last`` the network makes features, and its
+            last stage may be picked too.
+    """
+    PICKERS[name] = pick

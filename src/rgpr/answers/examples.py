@@ -1,0 +1,254 @@
+r"""What one pass through the network says about each example: all that tuning needs.
+
+The residual's variance is linear in its scales, :math:`v = \sum_l \sigma_l^2 u_l`, so the base's
+outputs and ``u`` are enough to predict with any ``sigma2``. They are small: ``2C + L`` numbers an
+example, or ``2SC + L`` for Monte Carlo.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._network.checks import check_batch, check_target, network_dtype_device
+from .._network.loaders import inputs, inputs_and_targets, labelled, on_device
+from .._network.processes import together
+from .._network.reservoir import Reservoir, row_keys
+from ..extension import Extension
+from ..posteriors.gaussian import DiagonalGaussian, Gaussian, symmetric_normal
+from ..posteriors.links import LINKS, log_softmax
+
+__all__ = ["Examples", "Parameters", "Wanted", "collect"]
+
+# At most this much is kept of one set of examples; more of them are thinned evenly.
+_BYTES = 1 << 30
+# Numbers that are worked on at a time, so that gradients stay small too.
+_CHUNK = 1 << 21
+# Far beyond any variance that matters, and its square still fits.
+_LARGEST = 1e100
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What tuning chooses.
+
+    Attributes:
+        sigma2: ``(L,)``.
+        temperature: A number: outputs are divided by it before the softmax.
+        noise: A number: variance of the observations in regression.
+    """
+
+    sigma2: Tensor
+    temperature: Tensor
+    noise: Tensor
+
+    def without_residual(self) -> Parameters:
+        """The base alone."""
+        return Parameters(torch.zeros_like(self.sigma2), self.temperature, self.noise)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The kept examples.
+
+    Attributes:
+        u: ``(N, L)``.
+        first: The base's mean ``(N, C)``, or for Monte Carlo its samples ``(N, S, C)``.
+        second: Its variance ``(N, C)``, or for Monte Carlo the residual's noise ``(N, S, C)``:
+            the same for every ``sigma2``, so objectives are smooth.
+        target: Class indices ``(N,)`` or values ``(N, C)``; ``None`` for outliers.
+        seen: How many examples there were; ``N`` of them were kept.
+        watched: How many of them had one of the keys that were watched for.
+        link: What makes probabilities of moments.
+    """
+
+    u: Tensor
+    first: Tensor
+    second: Tensor
+    target: Tensor | None
+    seen: int
+    watched: int = 0
+    link: str = "probit"
+
+    def __len__(self) -> int:
+        return len(self.u)
+
+    @property
+    def labels(self) -> Tensor:
+        """The targets of examples that have them."""
+        assert self.target is not None
+        return self.target
+
+    @property
+    def sampled(self) -> bool:
+        return self.first.dim() == 3
+
+    def of(self, rows: slice | Tensor) -> Examples:
+        """Some of the examples."""
+        target = None if self.target is None else self.target[rows]
+        u, first, second = self.u[rows], self.first[rows], self.second[rows]
+        return replace(self, u=u, first=first, second=second, target=target)
+
+    def chunks(self) -> Iterator[Examples]:
+        """The same examples in parts of bounded size."""
+        rows = max(1, _CHUNK // max(1, self.first[:1].numel()))
+        for start in range(0, len(self), rows):
+            yield self.of(slice(start, start + rows))
+
+    def variance(self, parameters: Parameters) -> Tensor:
+        """``v``: ``(N, 1)``."""
+        return (self.u @ parameters.sigma2)[:, None]
+
+    def log_probabilities(self, parameters: Parameters) -> Tensor:
+        """Predictive log-probabilities ``(N, C)``, by the link or the mean over samples."""
+        v = self.variance(parameters)
+        if not self.sampled:
+            gaussian = DiagonalGaussian(self.first, self.second)
+            return log_softmax(LINKS[self.link].logits(gaussian, v[:, 0], parameters.temperature))
+        # The root's slope at zero is infinite, and times a zero it would be NaN.
+        logits = self.first + (v + 1e-30).sqrt()[:, None] * self.second
+        each = log_softmax(logits / parameters.temperature)
+        return torch.logsumexp(each, 1) - math.log(each.shape[1])
+
+    def probabilities(self, parameters: Parameters) -> Tensor:
+        """All rows, without gradients."""
+        with torch.no_grad():
+            return torch.cat([part.log_probabilities(parameters) for part in self.chunks()]).exp()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is wanted of a set of examples.
+
+    Attributes:
+        description: Label of the progress bar and of errors.
+        progress: Show a progress bar where there is a terminal.
+        targets: ``"needed"``, ``"optional"`` (in all batches or in none) or ``"none"``.
+        at_most: The most examples that are kept; ``None`` for as many as memory allows.
+        stop_after: End the pass after so many examples, for generators that never do.
+        link: What makes probabilities of moments.
+        n_samples: Keep so many samples of each example, for Monte Carlo, instead of moments.
+        generator: Source of the samples.
+        watch: Keys of inputs whose appearances are counted, see
+            :func:`rgpr._network.reservoir.row_keys`.
+        keep_overflowed: Keep examples on which the network overflows, with outputs of zero and an
+            infinite ``u``, instead of refusing them.
+    """
+
+    description: str
+    progress: bool
+    targets: str = "needed"
+    at_most: int | None = None
+    stop_after: int | None = None
+    link: str = "probit"
+    n_samples: int | None = None
+    generator: torch.Generator | None = None
+    watch: Tensor | None = None
+    keep_overflowed: bool = False
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Inputs and targets of every batch."""
+        bar: Any = {"progress": self.progress, "description": self.description}
+        if self.targets == "none":
+            return ((x, None) for x in inputs(loader, **bar))
+        if self.targets == "optional":
+            return inputs_and_targets(loader, **bar)
+        return ((x, target) for x, target in labelled(loader, **bar))
+
+
+def collect(extension: Extension, loader: Iterable[Any], wanted: Wanted) -> Examples:
+    """One pass over ``loader``, and the examples of all processes.
+
+    Args:
+        extension: The base and its residual.
+        loader: Yields ``(x, y)`` or, where no targets are needed, also ``x``.
+        wanted: What is kept.
+    """
+    device = network_dtype_device(extension.posterior.network)[1]
+    shards = together(lambda: _Shard(extension, wanted).read(loader), device)
+    everything = Reservoir(max(size for size, _, _ in shards))
+    for _, state, _ in shards:
+        everything.merge(state)
+    if everything.seen == 0:
+        raise ValueError(f"{wanted.description}: the loader gave only empty batches")
+    u, first, second, *rest = everything.items
+    watched = sum(watched for _, _, watched in shards)
+    target = rest[0] if rest else None
+    return Examples(u, first, second, target, everything.seen, watched, wanted.link)
+
+
+class _Shard:
+    """The examples that one process sees."""
+
+    def __init__(self, extension: Extension, wanted: Wanted) -> None:
+        self._extension, self._wanted = extension, wanted
+        self._watch = None if wanted.watch is None else wanted.watch.cpu()
+        self._kept: Reservoir | None = None
+        self._watched = self._columns = 0
+
+    def read(self, loader: Iterable[Any]) -> tuple[int, Any, int]:
+        """The largest number of examples that is kept, those kept, and how many were watched."""
+        extension, stop_after = self._extension, self._wanted.stop_after
+        network = extension.posterior.network
+        device = network_dtype_device(network)[1]
+        for number, (batch, target) in enumerate(self._wanted.batches(loader)):
+            x = on_device(batch, device)
+            check_batch(number, x, network, extension.input_shape)
+            if len(x) == 0:
+                continue
+            if self._watch is not None:
+                self._watched += int(torch.isin(row_keys(batch).cpu(), self._watch).sum())
+            self._keep(number, x, self._rows(number, x, target))
+            if stop_after is not None and self._kept is not None and self._kept.seen >= stop_after:
+                break
+        if self._kept is None:
+            return 0, (0, ()), self._watched
+        return self._kept.size, self._kept.state, self._watched
+
+    def _run(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What is kept of the base's answer; see :class:`Examples`."""
+        posterior, n_samples = self._extension.posterior, self._wanted.n_samples
+        if n_samples is None:
+            gaussian: Gaussian = posterior(x)
+            return gaussian.mean.double(), gaussian.variance.clamp(max=_LARGEST)
+        generator = self._wanted.generator
+        samples = posterior.sample(x, n_samples, generator)
+        noise = symmetric_normal(n_samples, (len(x), samples.shape[2]), samples, generator)
+        return samples.transpose(0, 1).float(), noise.transpose(0, 1).float()
+
+    def _rows(self, number: int, x: Tensor, target: Tensor | None) -> list[Tensor]:
+        reading = self._extension.read(x, self._run)
+        (first, second), u = reading.output, reading.u
+        good = first.isfinite().flatten(1).all(1) & u[:, 0].isfinite()
+        if not bool(good.all()):
+            if not self._wanted.keep_overflowed:
+                raise ValueError(
+                    f"{self._wanted.description}: the network overflows on batch {number}; leave "
+                    "out examples that far away, where every sigma2 predicts the same"
+                )
+            first = torch.where(good[:, None], first, 0.0)
+            second = torch.where(good[:, None], second, 0.0)
+        rows = [torch.where(good[:, None], u.clamp(max=_LARGEST), torch.inf), first, second]
+        if target is not None:
+            checked = check_target(target, first, self._extension.likelihood, number)
+            rows.append(checked.to(first.device))
+        return rows
+
+    def _keep(self, number: int, x: Tensor, rows: list[Tensor]) -> None:
+        if self._kept is None:
+            size = sum(t[:1].numel() * t.element_size() for t in rows)
+            limit, at_most = max(1, _BYTES // size), self._wanted.at_most
+            self._kept = Reservoir(limit if at_most is None else min(limit, at_most))
+            self._columns = len(rows)
+        if len(rows) != self._columns:
+            raise ValueError(
+                f"{self._wanted.description}: batch {number} "
+                f"{'has' if len(rows) > self._columns else 'lacks'} targets, unlike those before "
+                "it; yield (x, y) from all batches, or x alone"
+            )
+        self._kept.add(x, *rows)

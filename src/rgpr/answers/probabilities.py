@@ -1,0 +1,262 @@
+"""From one pass through the network to an answer: probabilities, samples, or mean and variance.
+
+Every function here takes an extension and a reading, changes neither, and gives what it is called
+after. Most of the code is about inputs so far away that numbers overflow. ``u`` is float64, and no
+float32 value overflows it, but the network may overflow on the way. Where the input itself is
+plainly far away, what overflowed counts as infinite, and the row gets the *limit*: the uniform
+distribution, an infinite variance, an infinite score. A network that gives NaN near its data is
+broken, and its NaN is shown, not covered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._backend.arithmetic import fused_probit
+from .._backend.precision import full_precision
+from .._network.checks import check_n_samples
+from ..extension import Extension, Reading
+from ..posteriors.gaussian import Gaussian, standard_normal, symmetric_normal
+from ..posteriors.links import LINKS, log_softmax, softmax, two_columns
+from ..residual.variance import SHARE
+
+__all__ = [
+    "answer",
+    "check_link",
+    "deviations",
+    "draw",
+    "log_probabilities",
+    "monte_carlo",
+    "once_more",
+    "variance",
+]
+
+
+# -- what a plain call returns -------------------------------------------------------------------
+
+
+def answer(
+    extension: Extension, reading: Reading[Gaussian], link: str = "probit", diagonal: bool = False
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Probabilities ``(B, C)`` in the input's dtype, or a regression's mean and covariance.
+
+    Args:
+        extension: The base, its residual and the temperature.
+        reading: The base's Gaussian and ``u``, from one pass.
+        link: One of :data:`rgpr.posteriors.links.LINKS`, for classification.
+        diagonal: For regression, give variances ``(B, C)`` instead of covariances.
+    """
+    residual, u, dtype = extension.residual, reading.u, reading.dtype
+    if torch.is_autocast_enabled(u.device.type):
+        with full_precision(u):  # variances need their digits
+            return answer(extension, reading, link, diagonal)
+    gaussian = reading.output
+    if gaussian.mean.dtype != dtype:
+        gaussian = gaussian.with_mean(gaussian.mean.to(dtype))
+    if extension.likelihood == "classification" and link == "probit":
+        at_once = fused_probit(
+            gaussian.mean,
+            gaussian.variance,
+            u,
+            residual.sigma2,
+            residual.onset,
+            residual.slope,
+            residual.typical,
+            SHARE,
+            extension.temperature,
+            far(dtype),
+        )
+        if at_once is not None:
+            return at_once
+    v = residual(known(u, dtype))
+    limit = at_limit(reading, v, finite_outputs(gaussian))
+    v = torch.where(limit, 0.0, v)
+    if extension.likelihood == "regression":
+        return _regression(gaussian, v, limit, diagonal)
+    logits = _logits(extension, gaussian, v, link).to(dtype)
+    if logits.shape[1] == 1:
+        logits = two_columns(logits)
+    probabilities = torch.softmax(logits, 1)
+    return torch.where(limit[:, None], 1 / probabilities.shape[1], probabilities)
+
+
+def log_probabilities(extension: Extension, reading: Reading[Gaussian]) -> Tensor:
+    """By the probit, ``(B, C)`` in float64; the uniform distribution in rows at the limit.
+
+    Conformal ranks need more digits than :func:`answer` has.
+    """
+    gaussian = reading.output.with_mean(reading.output.mean.double())
+    v = extension.residual(known(reading.u, reading.dtype))
+    limit = at_limit(reading, v, finite_outputs(gaussian))
+    v = torch.where(limit, 0.0, v)
+    logits = _logits(extension, gaussian, v, "probit")
+    return log_softmax(torch.where(limit[:, None], 0.0, logits))
+
+
+def deviations(extension: Extension, reading: Reading[Gaussian]) -> Tensor:
+    """Standard deviations ``(B, C)`` that intervals are proportional to; infinite at the limit.
+
+    Their squares are the base's variance, the residual's, and its unit: the last keeps them away
+    from zero where a point estimate knows no variance at all.
+    """
+    residual, gaussian = extension.residual, reading.output
+    v = residual(known(reading.u, reading.dtype))
+    limit = at_limit(reading, v, finite_outputs(gaussian))
+    total = gaussian.variance + (v + residual.unit)[:, None]
+    return torch.where(limit[:, None], torch.inf, total).sqrt()
+
+
+def variance(extension: Extension, reading: Reading[Any]) -> Tensor:
+    """The residual's ``v``, ``(B,)`` in float64."""
+    v: Tensor = extension.residual(known(reading.u, reading.dtype))
+    return v
+
+
+def check_link(name: str, *, diagonal: bool = False) -> None:
+    """Refuse a link that is not known, or not from variances alone where that is asked for.
+
+    Raises:
+        ValueError: The message names those that there are.
+    """
+    names = [n for n, link in LINKS.items() if not (diagonal and link.needs_covariance)]
+    if name not in (*names, "mc"):
+        known_ones = ", ".join(map(repr, (*names, "mc")))
+        raise ValueError(f"link_approx={name!r} is not one of {known_ones}")
+
+
+def _logits(extension: Extension, gaussian: Gaussian, v: Tensor, link: str) -> Tensor:
+    """What goes into the softmax: by one link, with the residual as its recipe combines it."""
+    logits = LINKS[link].logits
+    if extension.residual.onset is None:
+        return logits(gaussian, v, extension.temperature)
+    of_base = logits(gaussian, torch.zeros_like(v), extension.temperature)
+    return once_more(of_base, v / extension.residual.unit)
+
+
+def once_more(logits: Tensor, beyond: Tensor) -> Tensor:
+    r"""The base's logits, averaged over the residual too: divided by :math:`\sqrt{1 + w}`.
+
+    Averaging over the base's posterior first and over the residual afterwards divides all of the
+    base's logits by one number. So the order of the classes is the base's, equal ones stay equal,
+    and without variance the answer is the base's, bit by bit.
+
+    Args:
+        logits: ``(B, C)``, what a link made of the base alone.
+        beyond: ``w``, the residual's variance in its unit, ``(B,)``, non-negative.
+    """
+    return logits * (1 + beyond)[:, None].rsqrt()
+
+
+def _regression(
+    gaussian: Gaussian, v: Tensor, limit: Tensor, diagonal: bool
+) -> tuple[Tensor, Tensor]:
+    mean = torch.where((limit | v.isnan())[:, None], torch.nan, gaussian.mean)
+    v = torch.where(limit, torch.inf, v)
+    if diagonal:
+        return mean, torch.where(limit[:, None], 0.0, gaussian.variance) + v[:, None]
+    covariance = torch.where(limit[:, None, None], 0.0, gaussian.covariance)
+    return mean, covariance + torch.diag_embed(v[:, None].expand_as(mean))
+
+
+# -- by samples ----------------------------------------------------------------------------------
+
+
+def draw(
+    extension: Extension,
+    x: Tensor,
+    n_samples: int,
+    generator: torch.Generator | None,
+    *,
+    symmetric: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Samples with the residual's noise ``(S, B, C)``, and which rows are at the limit, ``(B,)``.
+
+    At the limit the samples are plus and minus infinity.
+
+    Args:
+        extension: The base, its residual and the temperature.
+        x: ``(B, ...)``.
+        n_samples: How many samples are drawn.
+        generator: Source of the samples.
+        symmetric: Spread the noise evenly over the classes of a classification.
+    """
+    check_n_samples(n_samples)
+    posterior = extension.posterior
+    reading: Reading[Tensor]
+    reading = extension.read(x, lambda clean: posterior.sample(clean, n_samples, generator))
+    drawn, classes = reading.output, extension.likelihood == "classification"
+    v = variance(extension, reading)
+    limit = at_limit(reading, v, (drawn.abs() < torch.inf).all(2).all(0))
+    v = torch.where(limit, torch.inf, v)
+    if classes and symmetric:
+        noise = symmetric_normal(n_samples, (len(x), drawn.shape[2]), drawn, generator)
+    else:
+        noise = standard_normal(tuple(drawn.shape), drawn, generator)
+    # Zero times noise is exactly zero, so without variance these are the base's own samples.
+    noise = v.sqrt()[:, None] * noise
+    # The noise alone at the limit: infinity minus infinity would be NaN.
+    drawn = torch.where(limit[:, None], 0.0, drawn) + noise
+    return drawn / extension.temperature if classes else drawn, limit
+
+
+def monte_carlo(drawn: Tensor, limit: Tensor | None = None) -> Tensor:
+    """The mean of the softmax over samples: the last line of the paper's Algorithm 1.
+
+    Args:
+        drawn: Samples ``(S, B, C)`` of the logits, divided by the temperature.
+        limit: Rows that are at the limit, ``(B,)``, if there may be any.
+
+    Returns:
+        ``(B, C)`` probabilities, uniform at the limit; ``(B, 2)`` for one output.
+    """
+    if limit is None:
+        return softmax(drawn).mean(0)
+    probabilities = softmax(torch.where(limit[:, None], 0.0, drawn)).mean(0)
+    return torch.where(limit[:, None], 1 / probabilities.shape[1], probabilities)
+
+
+# -- rows at the limit ---------------------------------------------------------------------------
+
+
+def far(dtype: torch.dtype) -> float:
+    """The ``u`` of the input beyond which a network that overflows was plainly driven too far.
+
+    A mean of |z|^3 / 3 of 1e12 is some ten thousand standard deviations in every coordinate. Half
+    precision overflows far earlier; there it is 1e3, fourteen of them.
+    """
+    return 1e12 if torch.finfo(dtype).max > 1e30 else 1e3
+
+
+def known(u: Tensor, dtype: torch.dtype) -> Tensor:
+    """``u`` ``(B, L)`` with infinity where a far-away input made a layer overflow.
+
+    A row whose input holds a NaN is NaN throughout.
+    """
+    first = u[:, :1]
+    overflowed = torch.where((first > far(dtype)) & u.isnan(), torch.inf, u)
+    return torch.where(first.isnan(), torch.nan, overflowed)
+
+
+def at_limit(reading: Reading[Any], v: Tensor, good: Tensor) -> Tensor:
+    """Rows to answer with the limit, ``(B,)``.
+
+    Args:
+        reading: Its ``u`` as the pass through the network gave it.
+        v: The residual's variance, or the strangeness, ``(B,)``.
+        good: Rows whose outputs are finite, ``(B,)``.
+    """
+    u = reading.u
+    first = u[:, 0]
+    broken = ~good | ~(u.abs() < torch.inf).all(1)
+    # Not isinf or isfinite, which ONNX knows for float32 alone: beyond it all would be infinite.
+    infinite, boundless = first.abs() == torch.inf, v.abs() == torch.inf
+    return infinite | (good & boundless) | (broken & (first > far(reading.dtype)))
+
+
+def finite_outputs(gaussian: Gaussian) -> Tensor:
+    """Rows whose outputs are finite, ``(B,)``."""
+    mean, spread = gaussian.mean.abs() < torch.inf, gaussian.variance.abs() < torch.inf
+    return mean.all(1) & spread.all(1)
