@@ -326,6 +326,16 @@ def test_no_constant_gets_lost(part: nn.Module, message: str) -> None:
         lipschitz(nn.Sequential(part, nn.Identity()), torch.randn(4), torch.ones(4))
 
 
+class Pair(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
+def test_outputs_must_be_one_tensor() -> None:
+    with pytest.raises(NotBoundedError, match="returns tuple, not a tensor"):
+        lipschitz(Pair(), torch.randn(4), torch.ones(4))
+
+
 class Functional(nn.Module):
     """Layers as functions of parameters, sizes, and a change in place of what is not read again."""
 

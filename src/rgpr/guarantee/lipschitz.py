@@ -129,7 +129,7 @@ class _Walk(fx.Interpreter):
         if module is not None:
             _refuse_module(n, module)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        if _in_place(n, module, kwargs):
+        if _in_place(n, module, kwargs) and self._operands(n):
             self._refuse_aliases(n)
         value = super().run_node(n)
         if n.op == "output":
@@ -199,14 +199,11 @@ class _Walk(fx.Interpreter):
 
     def _refuse_aliases(self, n: fx.Node) -> None:
         """Refuse a change in place of memory that the network reads again under another name."""
-        changed = next(iter(self._operands(n)), None)
-        if changed is None:
-            return
+        changed = self._operands(n)[0]
         memory = self.env[changed].untyped_storage().data_ptr()
-        done = self.user_to_last_uses.get(n, [])
-        for node, value in self.env.items():
-            again = isinstance(value, Tensor) and node not in done
-            if again and value.untyped_storage().data_ptr() == memory:
+        read_later = self.env.keys() - self.user_to_last_uses.get(n, [])
+        for value in (self.env[node] for node in read_later):
+            if isinstance(value, Tensor) and value.untyped_storage().data_ptr() == memory:
                 raise NotBoundedError(
                     f"the network changes '{changed.name}' in place and uses it again, for which "
                     "no Lipschitz bound is known"
