@@ -1,4 +1,11 @@
-"""Which of the theorem's assumptions a model meets, and what follows for it."""
+r"""Which of the theorem's assumptions a model meets, and what follows for it.
+
+The theorem needs that the base's mean grows at most linearly, :math:`\|m\| = O(\rho)`, and that the
+residual's variance grows cubically, :math:`v \sim \rho^3`, so that
+:math:`\|m\| / \sqrt{v} = O(\rho^{-1/2})` goes to zero. A Lipschitz bound proves the first. The
+exponents of both are measured at two large distances ``near`` and ``far`` in random directions, as
+:math:`\log(q_\text{far} / q_\text{near}) / \log(\text{far} / \text{near})`.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +17,9 @@ from torch import Tensor
 
 from ..extension import Extension
 from ..posteriors.gaussian import Gaussian
-from .certificate import at_distance, growth, network_dtype
-from .lipschitz import NotBoundedError
+from .growth import growth
+from .inputs import at_distance, network_dtype
+from .operations import NotBoundedError
 
 __all__ = ["Check", "check_assumptions"]
 
@@ -20,19 +28,18 @@ _NEAR, _FAR, _DIRECTIONS = 1e4, 1e6, 32
 
 @dataclass(frozen=True)
 class Check:
-    """Assumptions, what was measured, and the conclusion; ``print`` it.
+    """A report on the assumptions, the measurements and the conclusion; ``print`` it.
 
     Attributes:
-        piecewise_affine: Every part is a ReLU or the like, as the paper assumes; ``None`` if the
-            parts are not known.
+        piecewise_affine: Whether every part is piecewise affine like a ReLU, as the paper assumes;
+            ``None`` if a part has no bound.
         lipschitz: A rigorous bound on how fast the outputs grow per standard deviation of the
             input; ``None`` if there is none.
-        obstacle: Which part has no bound.
-        mean_growth: Measured exponent of the base's mean, far away in random directions: at most 1
-            for the theorem.
+        obstacle: The reason why there is no such bound; empty if there is one.
+        mean_growth: Measured exponent of the base's mean, which the theorem needs to be at most 1.
         base_variance_growth: Measured exponent of the base's own variance.
-        variance_growth: Measured exponent of the residual's variance: 3.
-        input_scale: ``sigma2`` of the input, which must be positive.
+        variance_growth: Measured exponent of the residual's variance, which is 3 by construction.
+        input_scale: ``sigma2`` of the input, which the theorem needs to be positive.
         holds: ``True`` if the limit is proved, ``None`` if only the measurements speak for it,
             ``False`` if they speak against it.
     """
@@ -72,11 +79,14 @@ class Check:
 @torch.inference_mode(False)
 @torch.no_grad()
 def check_assumptions(model: Extension, seed: int) -> Check:
-    """Look at a fitted classifier's parts, and measure it far away.
+    """Look up the parts of a fitted classifier's network, and measure the model far away.
 
     Args:
-        model: The model.
-        seed: Of the random directions in which it is measured.
+        model: The fitted model.
+        seed: Seed of the random directions in which the model is measured.
+
+    Raises:
+        ValueError: The model is a regression, which the theorem is not about.
     """
     residual = model.residual
     if model.likelihood != "classification":
@@ -86,7 +96,8 @@ def check_assumptions(model: Extension, seed: int) -> Check:
     affine: bool | None = None
     obstacle = ""
     try:
-        slope, _, _, affine = growth(model)
+        found = growth(model)
+        slope, affine = found.slope, found.piecewise_affine
     except NotBoundedError as error:
         obstacle = f"not known: {error}"
     mean, base, added = _exponents(model, seed)
@@ -97,7 +108,7 @@ def check_assumptions(model: Extension, seed: int) -> Check:
 
 
 def _exponents(model: Extension, seed: int) -> tuple[float, float, float]:
-    """How the mean, the base's variance and the residual's grow between two distances."""
+    """Returns the exponents of the mean, of the base's variance and of the residual's variance."""
     generator = torch.Generator().manual_seed(seed)
     shape = (_DIRECTIONS, *model.input_shape)
     residual = model.residual
@@ -110,14 +121,15 @@ def _exponents(model: Extension, seed: int) -> tuple[float, float, float]:
         gaussian: Gaussian
         reading = model.read(x)
         gaussian, u = reading.output, reading.u
-        # With the input's scale alone if all are zero: its growth is what is asked.
+        # If all scales are zero there is no variance to measure, so the input's u stands for it.
         v = u[:, 0] if not bool(residual.sigma2.any()) else residual(u)
         levels.append((gaussian.mean.double().abs().amax(1), gaussian.variance.amax(1), v))
     return tuple(_exponent(near, far) for near, far in zip(*levels, strict=True))  # type: ignore[return-value]
 
 
 def _exponent(near: Tensor, far: Tensor) -> float:
-    seen = (near > 0) & (far > 0)  # nothing grows out of zero
+    """Returns the largest exponent among the directions; zero if the quantity is zero in all."""
+    seen = (near > 0) & (far > 0)
     if not bool(seen.any()):
         return 0.0
     logs = (far[seen].log() - near[seen].log()) / math.log(_FAR / _NEAR)

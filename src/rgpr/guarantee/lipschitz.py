@@ -1,124 +1,54 @@
-r"""An upper bound on how fast a network's outputs can grow: rigorous, layer by layer.
+r"""An upper bound on how fast a network's outputs can grow, carried along its graph.
 
-The network is traced with ``torch.fx`` and a Euclidean Lipschitz constant is carried along its
-graph: products along a chain, sums at residual connections. Every factor is an upper bound, never
-an estimate from below:
+The network is traced with ``torch.fx``. Its input :math:`c + s z` has the constant
+:math:`k = \max_i |s_i|`, parameters have ``k = 0``, and every operation turns the constants of what
+goes in into that of what comes out, by its entry in :mod:`rgpr.guarantee.table`. Along a chain
+constants multiply, and at residual connections they add. The output's constant ``K`` then satisfies
 
-- linear: the spectral norm;
-- convolution: the least of several bounds, each valid for every size of the image, zero padding
-  and stride: Schur's test; the norm of the kernel as a matrix times the root of how often a pixel
-  is used; and for small kernels the largest norm of their Fourier symbol on a grid plus what it can
-  change between grid points (zero padding compresses the convolution on the infinite grid);
-- batch normalisation in evaluation mode: the largest factor of a channel;
-- pooling: the root of the largest row sum times the largest column sum, or for maxima the root of
-  how many windows share a pixel;
-- activations by their steepest slope; flattening, dropout in evaluation mode and the like by one.
+.. math:: \|f(c + s z) - f(c + s z')\| \le K \|z - z'\|.
 
-Anything else is refused by name.
+Every entry is an upper bound, never an estimate from below. An operation without an entry is
+refused by name, and so is a network whose graph does not compute what the network computes.
 """
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn import functional as F
 
 from .._network.running import evaluating
+from .operations import Bound, Call, NotBoundedError
+from .table import bound_of_call, bound_of_module, registered_functions
 
 __all__ = ["NotBoundedError", "lipschitz"]
 
-# Roundings of the factors themselves.
+# Covers the roundings of the constants themselves.
 _SLACK = 1 + 1e-6
-# Symbols are formed for kernels of at most so many numbers, on a grid of this side.
-_SYMBOL, _GRID = 64 * 64 * 9, 32
-
-_SLOPES: dict[type[nn.Module], float] = {
-    nn.Identity: 1.0,
-    nn.Flatten: 1.0,
-    nn.Unflatten: 1.0,
-    nn.Dropout: 1.0,
-    nn.Dropout1d: 1.0,
-    nn.Dropout2d: 1.0,
-    nn.Dropout3d: 1.0,
-    nn.ReLU: 1.0,
-    nn.ReLU6: 1.0,
-    nn.Hardtanh: 1.0,
-    nn.Softplus: 1.0,
-    nn.Tanh: 1.0,
-    nn.Softsign: 1.0,
-    nn.LogSigmoid: 1.0,
-    nn.Hardsigmoid: 1 / 6,
-    nn.Sigmoid: 0.25,
-    nn.GELU: 1.13,
-    nn.SiLU: 1.1,
-    nn.Mish: 1.09,
-    nn.Hardswish: 1.5,
-    nn.SELU: 1.7581,
-}
-_PIECEWISE_AFFINE = (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.LeakyReLU, nn.PReLU)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_NORMALISATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
-_AVERAGE_POOLS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
-_ADAPTIVE = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
-
-_SAME_FUNCTIONS: set[Any] = {
-    torch.flatten,
-    torch.reshape,
-    torch.squeeze,
-    torch.unsqueeze,
-    torch.relu,
-    torch.permute,
-    torch.transpose,
-    torch.tanh,
-    F.relu,
-    F.relu_,
-    F.relu6,
-    F.hardtanh,
-    F.softplus,
-    F.tanh,
-}
-_SAME_METHODS = {
-    "contiguous",
-    "flatten",
-    "permute",
-    "relu",
-    "relu_",
-    "reshape",
-    "squeeze",
-    "transpose",
-    "unsqueeze",
-    "view",
-    "tanh",
-    "float",
-}
-_DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
-_SUMS: set[Any] = {operator.add, operator.iadd, operator.sub, operator.isub, torch.add, torch.sub}
-
-
-class NotBoundedError(TypeError):
-    """A part of the network for which no bound is known."""
+# What a network may read of a tensor without reading its values.
+_OF_SHAPE = {"device", "dim", "dtype", "is_contiguous", "is_cuda", "is_floating_point", "ndim"}
+_OF_SHAPE |= {"ndimension", "nelement", "numel", "requires_grad", "shape", "size", "stride"}
 
 
 def lipschitz(
     network: nn.Module, center: Tensor, scale: Tensor, *, quick: bool = False
 ) -> tuple[float, Tensor, bool]:
-    """A bound for ``z -> network(center + scale * z)``.
+    """Bound ``z -> network(center + scale * z)``.
 
     Args:
-        network: The network.
+        network: The network; it runs in evaluation mode.
         center: One input, without a batch dimension.
-        scale: Of each of its entries, of the same shape.
-        quick: Give a number that the bound is not below, without decomposing any matrix. Whoever
-            has no use for a bound that large need not compute it.
+        scale: Scale of each entry of the input, of the same shape.
+        quick: Return a number that the bound is not below, without decomposing any matrix. A caller
+            with no use for a bound that large need not compute it.
 
     Returns:
-        The constant, the outputs ``(C,)`` at the center, and whether all is piecewise affine.
+        The constant, the outputs ``(C,)`` at the center, and whether all parts of the network are
+        piecewise affine.
 
     Raises:
         NotBoundedError: Names the first part that has no bound.
@@ -126,9 +56,10 @@ def lipschitz(
     # Inside another module, the network's own hooks and defaults are part of what is traced.
     whole = nn.Sequential(network)
     with evaluating(network), torch.no_grad():
+        tracer = _Tracer(autowrap_functions=registered_functions())
         try:
-            graph = fx.symbolic_trace(whole)
-        except Exception as error:  # whatever a forward pass may raise on symbols
+            graph = fx.GraphModule(whole, tracer.trace(whole))
+        except Exception as error:  # a forward pass may raise anything on symbols
             raise NotBoundedError(
                 f"the network cannot be traced ({error}), so its parts are not known; its forward "
                 "pass must not depend on the values of its input"
@@ -146,7 +77,7 @@ def lipschitz(
 
 
 def _check_graph(graph: fx.GraphModule, network: nn.Module, center: Tensor, scale: Tensor) -> None:
-    """Refuse a graph that is not the network: a branch on types or values that tracing lost."""
+    """Refuse a graph that differs from the network: tracing loses a branch on types or values."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn((4, *center.shape), generator=generator).to(center)
     sizes = torch.tensor([0.0, 1.0, 10.0, 1000.0]).to(center).reshape(-1, *[1] * center.dim())
@@ -160,6 +91,26 @@ def _check_graph(graph: fx.GraphModule, network: nn.Module, center: Tensor, scal
         )
 
 
+class _Tracer(fx.Tracer):
+    """Leaves whole what the table knows, and remembers where every other call was made."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return bound_of_module(m) is not None or super().is_leaf_module(m, module_qualified_name)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        node.meta["caller"] = _caller()
+        return node
+
+
+def _caller() -> str:
+    """Returns the name of the innermost function on the stack that is not torch's or ours."""
+    frame: Any = sys._getframe(2)
+    while frame.f_globals.get("__name__", "").partition(".")[0] == "torch":
+        frame = frame.f_back
+    return str(frame.f_code.co_name)
+
+
 class _Walk(fx.Interpreter):
     """Runs the graph on one input and carries the constants along."""
 
@@ -170,297 +121,144 @@ class _Walk(fx.Interpreter):
         self.shapes: dict[fx.Node, torch.Size] = {}
         self.result: float | None = None
         self.affine = True
-        # Nodes that are still the input, entry by entry.
+        # Nodes whose entries are those of the network's input, in its order.
         self.plain: set[fx.Node] = set()
 
     def run_node(self, n: fx.Node) -> Any:
         module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
         if module is not None:
-            self._refuse(n, module)
+            _refuse_module(n, module)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        if _in_place(n, module, kwargs):
-            _refuse_aliases(n)
+        if _in_place(n, module, kwargs) and self._operands(n):
+            self._refuse_aliases(n)
         value = super().run_node(n)
         if n.op == "output":
             source = n.args[0]
             self.result = self.constants.get(source) if isinstance(source, fx.Node) else None
         elif isinstance(value, Tensor):
             self.shapes[n] = value.shape
-            if module is None:
-                self.constants[n] = self._call(n, value, args, kwargs)
-            else:
-                self.constants[n] = self._module(module, n, _operands(n, self.constants)[0])
-        elif module is not None:
-            raise NotBoundedError(_unknown(n, module))
+            self.constants[n] = self._constant(n, module, args, kwargs)
+        else:
+            self._refuse_values(n, module)
         return value
 
-    def _refuse(self, n: fx.Node, module: nn.Module) -> None:
-        if isinstance(module, _NORMALISATIONS) and module.running_var is None:
-            raise NotBoundedError(
-                f"{_name(n)} is a {type(module).__name__} without running statistics; it divides "
-                "by the batch's own spread, which has no bound"
-            )
-        if module._forward_hooks or module._forward_pre_hooks:
-            raise NotBoundedError(
-                f"{_name(n)} has hooks, which may change its outputs; remove them"
-            )
-
-    def _call(self, n: fx.Node, value: Tensor, args: Any, kwargs: Any) -> float:
-        """The constant after an input, a parameter, a function or a method."""
+    def _constant(
+        self, n: fx.Node, module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> float:
+        """Returns the constant of the tensor that a node makes, whose shape is already known."""
         if n.op == "placeholder":
             self.plain.add(n)
             return float(self.scale.double().abs().max())
-        if n.op == "get_attr":
-            return 0.0
-        before = _operands(n, self.constants)
-        if not before:
-            return 0.0  # made of constants alone
-        known = [self.constants[a] for a in before]
-        name = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", n.target)
-        numbers = [a for a in (*args, *kwargs.values()) if isinstance(a, int | float)]
-        if n.target in _SUMS and "alpha" not in kwargs:
-            # An operand that is repeated to fit the others counts as often.
-            return sum(
-                k * math.sqrt(value.numel() / max(1, self.shapes[a].numel()))
-                for k, a in zip(known, before, strict=True)
+        operands = self._operands(n)
+        if not operands:
+            return 0.0  # a parameter, or made of constants alone
+        bound = bound_of_call(n.target) if module is None else bound_of_module(module)
+        if bound is None or "out" in kwargs or not self._is_one(bound, operands):
+            raise NotBoundedError(_unknown(n, module))
+        plain = operands[0] in self.plain
+        after = bound.after(
+            Call(
+                constants=tuple(self.constants[a] for a in operands),
+                shapes=tuple(self.shapes[a] for a in operands),
+                made=self.shapes[n],
+                module=module,
+                function=n.target if callable(n.target) else None,
+                args=() if module else args,
+                kwargs={} if module else kwargs,
+                scale=self.scale if plain else None,
+                quick=self.quick,
             )
-        if n.target is torch.cat:
-            return math.sqrt(sum(k * k for k in known))
-        if len(before) == 1:
-            factor = self._unary(n, name, value, args, kwargs, numbers, before[0])
-            if factor is not None:
-                return factor * known[0]
-        raise NotBoundedError(f"the network calls {name}, for which no Lipschitz bound is known")
+        )
+        if after is None:
+            raise NotBoundedError(_unknown(n, module))
+        if plain and bound.keeps_order:
+            self.plain.add(n)
+        self.affine = self.affine and bound.piecewise_affine
+        return after
 
-    def _unary(
-        self,
-        n: fx.Node,
-        name: Any,
-        value: Tensor,
-        args: Any,
-        kwargs: Any,
-        numbers: list[Any],
-        source: fx.Node,
-    ) -> float | None:
-        """The factor of a function of one tensor, or ``None`` for one that is not known."""
-        if n.target in _DROPOUTS:
-            training = args[2] if len(args) > 2 else kwargs.get("training", True)
-            return None if training else 1.0
-        if n.target in _SAME_FUNCTIONS or (n.op == "call_method" and n.target in _SAME_METHODS):
-            if name in ("tanh", "softplus"):
-                self.affine = False
-            if source in self.plain and _moves_nothing(name):
-                self.plain.add(n)
-            return 1.0
-        if n.target is F.gelu:
-            self.affine = False
-            return _SLOPES[nn.GELU]
-        if n.target in (operator.mul, torch.mul) and len(numbers) == 1:
-            return abs(float(numbers[0]))
-        divides = n.target in (operator.truediv, torch.div) and "rounding_mode" not in kwargs
-        if divides and len(numbers) == 1 and isinstance(args[0], Tensor):
-            return 1 / abs(float(numbers[0]))
-        if n.target in (torch.mean, "mean"):
-            return math.sqrt(value.numel() / max(1, self.shapes[source].numel()))
-        if n.target in (F.adaptive_avg_pool2d, F.avg_pool2d):
-            pool: Any = n.target
-            return _averaging(lambda x: pool(x, *args[1:], **kwargs), self.shapes[source])
-        if n.target in (F.max_pool2d, torch.max_pool2d):
-            kernel = args[1] if len(args) > 1 else kwargs["kernel_size"]
-            stride = args[2] if len(args) > 2 else kwargs.get("stride")
-            dilation = args[4] if len(args) > 4 else kwargs.get("dilation", 1)
-            return _shared(kernel, stride or kernel, dilation, 2)
-        return None
+    def _operands(self, n: fx.Node) -> list[fx.Node]:
+        """Returns the tensors that go into a node, each as often as it does."""
+        found: list[fx.Node] = []
+        fx.map_arg((n.args, n.kwargs), found.append)
+        return [a for a in found if a in self.constants]
 
-    def _module(self, module: nn.Module, n: fx.Node, source: fx.Node) -> float:
-        before, given = self.constants[source], self.shapes[source]
-        slope = _SLOPES.get(type(module))
-        if slope is not None:
-            if source in self.plain and isinstance(module, nn.Flatten | nn.Identity | nn.Dropout):
-                self.plain.add(n)
-            if not isinstance(module, (*_PIECEWISE_AFFINE, nn.Identity, nn.Flatten, nn.Unflatten)):
-                self.affine = self.affine and "Dropout" in type(module).__name__
-            return slope * before
-        if isinstance(module, nn.LeakyReLU):
-            return max(1.0, abs(module.negative_slope)) * before
-        if isinstance(module, nn.PReLU):
-            return max(1.0, float(module.weight.abs().max())) * before
-        if isinstance(module, nn.ELU | nn.CELU):
-            self.affine = False
-            alpha = abs(module.alpha) if isinstance(module, nn.ELU) else 1.0
-            return max(1.0, alpha) * before
-        if isinstance(module, nn.Linear):
-            weight = module.weight.double()
-            if source in self.plain and given[1:] == (self.scale.numel(),):
-                # Each entry by its own scale, instead of all by the largest.
-                weight, before = weight * self.scale.double().reshape(1, -1), 1.0
-            return (_least(weight) if self.quick else _norm(weight)) * before
-        if isinstance(module, _CONVOLUTIONS):
-            return _convolution(module, self.quick) * before
-        if isinstance(module, _NORMALISATIONS):
-            assert module.running_var is not None
-            factor = (module.running_var.double() + module.eps).rsqrt()
-            if module.weight is not None:
-                factor = factor * module.weight.double().abs()
-            return float(factor.max()) * before
-        dimensions = len(given) - 2
-        if isinstance(module, _MAX_POOLS):
-            return before * _shared(module.kernel_size, module.stride, module.dilation, dimensions)
-        if isinstance(module, (*_AVERAGE_POOLS, *_ADAPTIVE)):
-            return before * _averaging(module, given)
-        raise NotBoundedError(_unknown(n, module))
+    def _is_one(self, bound: Bound, operands: list[fx.Node]) -> bool:
+        """Whether the operation is a function of one tensor, if its bound asks for that."""
+        return bound.joins or not any(self.constants[a] for a in operands[1:])
+
+    def _refuse_values(self, n: fx.Node, module: nn.Module | None) -> None:
+        """Refuse a number or a tuple that depends on the values of the network's input.
+
+        No constant is carried through numbers and tuples, so whatever is made of them would look
+        like a constant. Sizes are the same for every input.
+        """
+        depends = any(self.constants[a] for a in self._operands(n))
+        what = n.args[1] if n.target is getattr else _called(n)
+        if module is not None or (depends and what not in _OF_SHAPE):
+            raise NotBoundedError(_unknown(n, module))
+
+    def _refuse_aliases(self, n: fx.Node) -> None:
+        """Refuse a change in place of memory that the network reads again under another name."""
+        changed = self._operands(n)[0]
+        memory = self.env[changed].untyped_storage().data_ptr()
+        read_later = self.env.keys() - self.user_to_last_uses.get(n, [])
+        for value in (self.env[node] for node in read_later):
+            if isinstance(value, Tensor) and value.untyped_storage().data_ptr() == memory:
+                raise NotBoundedError(
+                    f"the network changes '{changed.name}' in place and uses it again, for which "
+                    "no Lipschitz bound is known"
+                )
+
+
+def _refuse_module(n: fx.Node, module: nn.Module) -> None:
+    """Refuse a module that the table's entry for its class does not describe."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise NotBoundedError(f"{_name(n)} has hooks, which may change its outputs; remove them")
+    if getattr(module, "running_var", module) is None:
+        raise NotBoundedError(
+            f"{_name(n)} is a {type(module).__name__} without running statistics; it divides "
+            "by the batch's own spread, which has no bound"
+        )
 
 
 def _name(n: fx.Node) -> str:
-    """The module's name in the user's network."""
+    """Returns the name that a called module has in the user's network."""
     name = str(n.target).partition(".")[2]
     return f"'{name}'" if name else "the network"
 
 
-def _unknown(n: fx.Node, module: nn.Module) -> str:
-    return f"{_name(n)} is a {type(module).__name__}, for which no Lipschitz bound is known"
+def _called(n: fx.Node) -> str:
+    """Returns the name of a called function or method."""
+    return str(getattr(n.target, "__name__", n.target))
 
 
-def _operands(n: fx.Node, known: Mapping[fx.Node, float]) -> list[fx.Node]:
-    """The tensors that go into a node, each as often as it does."""
-    found: list[fx.Node] = []
-    fx.map_arg((n.args, n.kwargs), found.append)
-    return [a for a in found if a in known]
+def _unknown(n: fx.Node, module: nn.Module | None) -> str:
+    """Returns why a node is refused, and what the user can do."""
+    if module is not None:
+        kind = type(module).__name__
+        what, which = f"{_name(n)} is a {kind}", kind
+    else:
+        what, which = f"the network calls {_called(n)}{_where(n)}", "operation"
+    return (
+        f"{what}, for which no Lipschitz bound is known; if you know one, give it by "
+        f"rgpr.guarantee.register_bound({which}, bound)"
+    )
+
+
+def _where(n: fx.Node) -> str:
+    """Returns in which of the user's functions or modules a call was made."""
+    caller = n.meta.get("caller", "forward")
+    path, kind = next(reversed(n.meta.get("nn_module_stack", {"": ("", None)}).values()))
+    inside = path.partition(".")[2]
+    if caller != "forward":
+        return f" in {caller}"
+    return f" in '{inside}', a {getattr(kind, '__name__', kind)}" if inside else ""
 
 
 def _in_place(n: fx.Node, module: nn.Module | None, kwargs: Mapping[str, Any]) -> bool:
     if module is not None:
         return bool(getattr(module, "inplace", False))
-    name = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", "")
+    name = _called(n)
     known = n.target in (operator.iadd, operator.isub) or bool(kwargs.get("inplace"))
-    return n.op != "placeholder" and (known or (name.endswith("_") and not name.startswith("_")))
-
-
-def _refuse_aliases(n: fx.Node) -> None:
-    """A tensor that is changed in place must not be used again under its old name."""
-    changed = n.all_input_nodes[0] if n.all_input_nodes else None
-    while changed is not None:
-        if len(changed.users) > 1:
-            raise NotBoundedError(
-                f"the network changes '{changed.name}' in place and uses it again, for which no "
-                "Lipschitz bound is known"
-            )
-        views = {"flatten", "reshape", "view", "squeeze", "unsqueeze", "transpose", "permute"}
-        name = changed.target if isinstance(changed.target, str) else changed.target.__name__
-        is_view = changed.op in ("call_function", "call_method") and name in views
-        changed = changed.all_input_nodes[0] if is_view and changed.all_input_nodes else None
-
-
-def _moves_nothing(name: Any) -> bool:
-    return name in ("flatten", "reshape", "view", "contiguous", "float")
-
-
-def _norm(matrices: Tensor) -> float:
-    """The largest spectral norm of matrices ``(..., M, N)``.
-
-    By the eigenvalues of the smaller product with the transpose, ten times faster than singular
-    values. Squaring costs digits of small ones alone, and the largest is asked for.
-    """
-    if not matrices.numel():
-        return 0.0
-    wide = matrices.shape[-1] > matrices.shape[-2]
-    gram = matrices @ matrices.mH if wide else matrices.mH @ matrices
-    return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(gram)[..., -1].max())))
-
-
-def _least(matrix: Tensor) -> float:
-    """What no bound of the norm of this matrix, or of a convolution with it, is below.
-
-    The mean square of the singular values is the squared Frobenius norm over their number.
-    """
-    return float(matrix.norm()) / math.sqrt(max(1, min(matrix.shape)))
-
-
-def _tuple(value: Any, dimensions: int) -> tuple[int, ...]:
-    return tuple(value) if isinstance(value, Sequence) else (int(value),) * dimensions
-
-
-def _uses(kernel: Any, stride: Any, dilation: Any, dimensions: int) -> int:
-    """How many windows can hold one pixel."""
-    parts = zip(
-        _tuple(kernel, dimensions),
-        _tuple(stride, dimensions),
-        _tuple(dilation, dimensions),
-        strict=True,
-    )
-    return math.prod(math.ceil(k / s) if d == 1 else k for k, s, d in parts)
-
-
-def _shared(kernel: Any, stride: Any, dilation: Any, dimensions: int) -> float:
-    """The largest of each window: a change of one pixel reaches all windows that hold it."""
-    return math.sqrt(_uses(kernel, stride, dilation, dimensions))
-
-
-def _averaging(pool: Callable[[Tensor], Tensor], given: torch.Size) -> float:
-    """Weights are non-negative: Schur's test with sums of rows and of columns."""
-    x = torch.ones(given, dtype=torch.float64, requires_grad=True)
-    with torch.enable_grad():
-        rows = pool(x)
-        [columns] = torch.autograd.grad(rows.sum(), x)
-    return math.sqrt(float(rows.max()) * float(columns.max()))
-
-
-def _convolution(module: nn.Module, quick: bool) -> float:
-    weight: Tensor = module.weight.detach().double()  # type: ignore[operator]
-    groups: int = module.groups  # type: ignore[assignment]
-    if quick:
-        return max(_least(part.flatten(1)) for part in weight.chunk(groups))
-    dimensions = weight.dim() - 2
-    uses = _uses(module.kernel_size, module.stride, module.dilation, dimensions)
-    taps = math.prod(weight.shape[2:])
-    bound = max(_group(part, uses, taps, dimensions) for part in weight.chunk(groups))
-    return bound * math.sqrt(_copies(module, dimensions))
-
-
-def _copies(module: nn.Module, dimensions: int) -> int:
-    """How often padding that is not zeros can repeat a pixel."""
-    mode = module.padding_mode
-    if mode == "zeros":
-        return 1
-    sides: Any = module._reversed_padding_repeated_twice
-    pairs = [sides[2 * i] + sides[2 * i + 1] for i in range(dimensions)]
-    # The edge is repeated by every padded pixel; wrapped or mirrored ones at most twice.
-    return math.prod(1 + both if mode == "replicate" else min(1 + both, 3) for both in pairs)
-
-
-def _group(weight: Tensor, uses: int, taps: int, dimensions: int) -> float:
-    outputs, inputs = weight.shape[:2]
-    flat = weight.flatten(2)
-    bounds = [
-        _schur(weight),
-        _norm(weight.flatten(1)) * math.sqrt(uses),
-        _norm(flat.transpose(1, 2).reshape(outputs * taps, inputs)) * math.sqrt(taps),
-    ]
-    if dimensions <= 2 and weight.numel() <= _SYMBOL:
-        bounds.append(_symbol(weight))
-    return min(bounds)
-
-
-def _schur(weight: Tensor) -> float:
-    size = weight.abs()
-    rows, columns = size.flatten(1).sum(1).max(), size.transpose(0, 1).flatten(1).sum(1).max()
-    return math.sqrt(float(rows) * float(columns))
-
-
-def _symbol(weight: Tensor) -> float:
-    """The largest norm of the Fourier symbol: on a grid, plus its steepest slope in between."""
-    outputs, inputs, *kernel = weight.shape
-    positions = torch.cartesian_prod(*[torch.arange(k).double() - (k - 1) / 2 for k in kernel])
-    positions = positions.reshape(-1, len(kernel)).to(weight.device)
-    taps = weight.flatten(2).permute(2, 0, 1)  # (K, O, I)
-    steps = torch.arange(_GRID, device=weight.device).double() * (2 * math.pi / _GRID)
-    # A real kernel's symbol at minus a frequency is its conjugate: half of the grid is enough.
-    ranges = [steps[: _GRID // 2 + 1]] + [steps] * (len(kernel) - 1)
-    grid = torch.cartesian_prod(*ranges).reshape(-1, len(kernel))
-    phase = torch.exp(1j * (grid @ positions.T))  # (G, K)
-    symbol = (phase @ taps.flatten(1).to(phase.dtype)).reshape(-1, outputs, inputs)
-    largest = _norm(symbol)
-    norms = torch.stack([taps.new_tensor(_norm(tap)) for tap in taps])
-    # No frequency is further than half a step from the grid in each direction.
-    slope = float((norms * positions.abs().sum(1)).sum())
-    return largest + slope * math.pi / _GRID
+    is_call = n.op in ("call_function", "call_method")
+    return is_call and (known or (name.endswith("_") and not name.startswith("_")))
