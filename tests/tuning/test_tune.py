@@ -422,7 +422,7 @@ def test_without_a_fit_nothing_is_tuned() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"objective": "best"}, "'likelihood', 'ood', 'marginal-likelihood'"),
+        ({"objective": "best"}, "'likelihood', 'marginal-likelihood', 'ood'"),
         ({"link_approx": "bridge"}, "'probit', 'mc'"),
         ({"ood": []}, "does not use them"),
         ({"objective": "ood", "ood_weight": -1.0}, "ood_weight = -1"),
