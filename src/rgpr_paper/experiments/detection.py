@@ -12,37 +12,38 @@ paper: this library's default, by its confidence and by its score, and four dete
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import torch
-from torch import Tensor
 from tqdm import tqdm
 
-from rgpr.answers import Calibration
-from rgpr.metrics import accuracy, auprc, auroc, confidence, ece, fpr95, nll
-from rgpr.tuning import TuningResult
+from ..comparison import PAPER_NAMES, by_set, over_seeds, percent, remarks, stand_ins
+from ..context import Context
+from ..data import notes_of, read_outliers
+from ..experiment import Experiment, register
+from ..measures import measure, shortened
+from ..methods import COMPARED, contestants, detectors
+from ..published import published
+from ..section import Block, Claim, Section, Table, Text, beside, printed, provenance, spread
+from ..units import Result, Unit, read_units, run_seeds
 
-from .comparison import PAPER_NAMES, by_set, over_seeds, percent, remarks, stand_ins
-from .data import ImageSet, Loader, notes_of, read_outliers
-from .experiment import Context, Result, Unit, read_units, run_seeds
-from .methods import COMPARED, DETECTORS, contestants
-from .published import published
-from .section import Check, Section, Table, Text, beside, printed, provenance, spread
-
-__all__ = ["METHODS", "measure", "render", "run", "shortened"]
+__all__ = ["methods", "render", "run"]
 
 NAME = "detection"
-METHODS = (*COMPARED, "LLL-RGPR-score", *DETECTORS)
+
+
+def methods() -> tuple[str, ...]:
+    """The paper's methods, this library's, and every detector that is registered."""
+    return (*COMPARED, "LLL-RGPR-score", *detectors())
 
 
 def run(context: Context) -> None:
     """A unit for each set and seed."""
-    run_seeds(context, NAME, context.image_sets(*PAPER_NAMES), _unit, methods=METHODS)
+    run_seeds(context, NAME, context.image_sets(*PAPER_NAMES), _unit, methods=methods())
 
 
 def _unit(context: Context, name: str, seed: int) -> Result:
@@ -51,9 +52,8 @@ def _unit(context: Context, name: str, seed: int) -> Result:
     measured: dict[str, Any] = {}
     tuning: dict[str, Any] = {}
     seconds: dict[str, float] = {}
-    for method in tqdm(
-        competing.methods(METHODS), total=len(METHODS), desc="methods", leave=False, disable=None
-    ):
+    for asked in tqdm(methods(), desc="methods", leave=False, disable=None):
+        method = competing.method(asked)
         measured[method.name] = measure(method.predict, competing.test, outliers)
         seconds |= {f"{method.name}, {part}": value for part, value in method.seconds.items()}
         if method.tuning is not None:
@@ -75,41 +75,15 @@ def _unit(context: Context, name: str, seed: int) -> Result:
     }
 
 
-@torch.no_grad()
-def measure(
-    predict: Callable[[Tensor], Tensor], test: Loader, outliers: dict[str, ImageSet]
-) -> dict[str, Any]:
-    """All metrics of one method; those of probabilities only where it has some."""
-
-    def scores(loader: Loader) -> Tensor:
-        output = torch.cat([predict(x) for x in loader])
-        return output if output.dim() == 1 else confidence(output)
-
-    p = torch.cat([predict(x) for x, _ in test])
-    inside = p if p.dim() == 1 else confidence(p)
-    outside = {kind: scores(Loader(images.x)) for kind, images in outliers.items()}
-    result: dict[str, Any] = {}
-    for metric, value in (("fpr95", fpr95), ("auroc", auroc), ("auprc", auprc)):
-        values = {kind: value(inside, scores) for kind, scores in outside.items()}
-        result[metric] = {**values, "mean": mean(values.values())}
-    if p.dim() == 2:
-        assert test.y is not None
-        confidences = {"test": inside, **outside}
-        result["mmc"] = {kind: float(c.double().mean()) for kind, c in confidences.items()}
-        result |= {"ece": ece(p, test.y), "nll": nll(p, test.y), "accuracy": accuracy(p, test.y)}
-    return result
-
-
-def shortened(result: TuningResult | Calibration) -> dict[str, Any]:
-    """What is kept of a tuning, or of a calibration."""
-    if isinstance(result, Calibration):
-        return asdict(result)
-    names = ("objective", "sigma2", "ood_weight", "metrics", "converged", "warnings")
-    return {name: getattr(result, name) for name in names}
-
-
 # -- what it shows -------------------------------------------------------------------------------
 
+# Each metric that has a column for each set of outliers, and the paper's table of it.
+_TABLES = {
+    "fpr95": "ood_hyperopt",
+    "mmc": "ood_hyperopt",
+    "auroc": "ood_auroc_auprc",
+    "auprc": "ood_auroc_auprc",
+}
 _NOTES = (
     "All in % but the NLL. FPR95 and MMC, the mean confidence, are the better the lower (MMC of "
     "the test data should equal the accuracy), AUROC and AUPRC the better the higher. The score "
@@ -133,78 +107,87 @@ def render(folder: Path) -> Section:
     section = Section([Text(_NOTES), Text(_DEVIATION)])
     section.add(*remarks("ood_avg", "acc_ece"))
     for name, found in by_set(units).items():
-        _render_set(section, name, found)
-        section.checks += _claims(name, found)
+        section.add(*_blocks(name, found))
+        section.claims += _claims(name, found)
     section.add(_calibration(by_set(units)), *remarks("calib_ood"), *provenance(units))
     return section
 
 
-def _render_set(section: Section, name: str, units: list[Unit]) -> None:
+def _blocks(name: str, units: list[Unit]) -> Iterator[Block]:
+    """Everything that is shown of one in-distribution set."""
     paper = PAPER_NAMES.get(name, name)
-    methods = [m for m in METHODS if over_seeds(units, "methods", m)]
     sizes = units[0].result["sizes"]
     counts = f"{sizes['train']} training, {sizes['validation']} validation, {sizes['test']} test"
     others = ", ".join(f"{count} of {kind}" for kind, count in sizes["outliers"].items())
     seeds = ", ".join(str(unit.result["seed"]) for unit in units)
-    section.add(
-        Text(f"In-distribution: {paper}, seeds {seeds}; {counts} images; outliers: {others}.")
-    )
-    section.add(*stand_ins(units))
+    yield Text(f"In-distribution: {paper}, seeds {seeds}; {counts} images; outliers: {others}.")
+    yield from stand_ins(units)
+    yield _means(paper, units)
+    for metric, table in _TABLES.items():
+        yield from _by_outliers(paper, units, metric, table)
+    yield _times(paper, units)
+
+
+def _measured(units: Sequence[Unit]) -> list[str]:
+    """The methods that all of these units have, in the order in which they were measured.
+
+    A detector is shown even where nothing has registered it now. Residuals of earlier versions of
+    the library, which no longer has them, are left out.
+    """
+    found = [m for m in units[0].result["methods"] if over_seeds(units, "methods", m)]
+    return [m for m in found if "-RGPR-" not in m or m in methods()]
+
+
+def _means(paper: str, units: list[Unit]) -> Table:
+    """Means over the sets of outliers, and what a method does at the data."""
+    kinds = list(units[0].result["sizes"]["outliers"])
     rows = []
-    for method in methods:
-
-        def cell(*keys: str, digits: int = 1, factor: float = 100, method: str = method) -> str:
-            return spread(over_seeds(units, "methods", method, *keys), digits, factor)
-
+    for method in _measured(units):
+        of = partial(over_seeds, units, "methods", method)
         place = {"in": paper, "method": method}
+        accuracy, error = (printed("acc_ece", **place, metric=m) for m in ("accuracy", "ECE"))
         rows.append(
             [
                 method,
-                beside(cell("fpr95", "mean"), _averages(paper, method, list(sizes["outliers"]))),
-                cell("auroc", "mean"),
-                beside(cell("accuracy", digits=2), printed("acc_ece", **place, metric="accuracy")),
-                beside(cell("ece", digits=2), printed("acc_ece", **place, metric="ECE")),
-                cell("nll", digits=4, factor=1),
+                beside(spread(of("fpr95", "mean"), 1, 100), _averages(paper, method, kinds)),
+                spread(of("auroc", "mean"), 1, 100),
+                beside(spread(of("accuracy"), 2, 100), accuracy),
+                beside(spread(of("ece"), 2, 100), error),
+                spread(of("nll"), 4),
             ]
         )
     head = ["method", "FPR95", "AUROC", "accuracy", "ECE", "NLL"]
     caption = f"{paper}: means over the sets of outliers (ood_avg), accuracy and ECE (acc_ece)"
-    section.add(Table(head, rows, caption))
-    kinds = list(sizes["outliers"])
-    for metric, table in (
-        ("fpr95", "ood_hyperopt"),
-        ("mmc", "ood_hyperopt"),
-        ("auroc", "ood_auroc_auprc"),
-        ("auprc", "ood_auroc_auprc"),
-    ):
-        columns = ["test", *kinds] if metric == "mmc" else kinds
-        rows = []
-        for method in methods:
-            if not over_seeds(units, "methods", method, metric):
-                continue
-            cells = [
-                beside(
-                    spread(over_seeds(units, "methods", method, metric, kind), 1, 100),
-                    printed(
-                        table,
-                        **{"in": paper, "out": paper if kind == "test" else kind},
-                        method=method,
-                        metric=metric.upper(),
-                    ),
-                )
-                for kind in columns
-            ]
-            rows.append([method, *cells])
-        if rows:
-            head = [f"{metric.upper()}, {paper} against", *columns]
-            section.add(Table(head, rows, f"{paper}: {metric.upper()} ({table})"))
+    return Table(head, rows, caption)
+
+
+def _by_outliers(paper: str, units: list[Unit], metric: str, table: str) -> Iterator[Table]:
+    """One metric for each set of outliers; no table where no method has this metric."""
+    kinds = list(units[0].result["sizes"]["outliers"])
+    columns = ["test", *kinds] if metric == "mmc" else kinds
+    rows = []
+    for method in _measured(units):
+        if not over_seeds(units, "methods", method, metric):
+            continue
+        cells = []
+        for kind in columns:
+            place = {"in": paper, "out": paper if kind == "test" else kind, "method": method}
+            ours = spread(over_seeds(units, "methods", method, metric, kind), 1, 100)
+            cells.append(beside(ours, printed(table, **place, metric=metric.upper())))
+        rows.append([method, *cells])
+    if rows:
+        head = [f"{metric.upper()}, {paper} against", *columns]
+        yield Table(head, rows, f"{paper}: {metric.upper()} ({table})")
+
+
+def _times(paper: str, units: list[Unit]) -> Table:
+    """How long each part took, but for training: a network may be another experiment's."""
     rows = [
         [part, spread(over_seeds(units, "seconds", part), 1)]
         for part in units[0].result["seconds"]
-        # Networks may be those of another experiment: what reading them takes says nothing.
         if part != "training" and over_seeds(units, "seconds", part)
     ]
-    section.add(Table([f"{paper}: what takes time", "seconds"], rows))
+    return Table([f"{paper}: what takes time", "seconds"], rows)
 
 
 def _averages(name: str, method: str, kinds: list[str]) -> str | None:
@@ -236,51 +219,63 @@ def _calibration(sets: dict[str, list[Unit]]) -> Table:
     return Table(["method", *(PAPER_NAMES.get(name, name) for name in sets)], rows, caption)
 
 
-def _claims(name: str, units: Sequence[Unit]) -> list[Check]:
-    averaged = partial(percent, units)
-
+def _claims(name: str, units: Sequence[Unit]) -> list[Claim]:
     name = PAPER_NAMES.get(name, name)
-    found = {m: averaged(m, "fpr95", "mean") for m in METHODS if over_seeds(units, "methods", m)}
-    errors = {m: averaged(m, "ece") for m in found if over_seeds(units, "methods", m, "ece")}
-    extended = [m for m in ("LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-onset") if m in found]
+    averaged = partial(percent, units)
+    rates = {m: averaged(m, "fpr95", "mean") for m in _measured(units)}
+    errors = {m: averaged(m, "ece") for m in rates if over_seeds(units, "methods", m, "ece")}
+    extended = [m for m in ("LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-onset") if m in rates]
     changes = {m: abs(averaged(m, "accuracy") - averaged("LLL", "accuracy")) for m in extended}
     worst = max(changes, key=changes.__getitem__)
-
-    def lower(
-        what: str, values: dict[str, float], one: str, other: str, slack: float = 0.0
-    ) -> Check:
-        passed = values[one] < values[other] + slack
-        than = f"below that of {other}" if not slack else f"at most {slack} points above {other}'s"
-        return Check(
-            f"{name}: the {what} of {one} is {than}",
-            f"{values[one]:.2f} % against {values[other]:.2f} %",
-            passed,
-            "" if passed else _DISCUSSION,
-        )
-
-    checks = [
-        lower("FPR95", found, "LLL-RGPR-OOD", "LLL"),
-        lower("FPR95", found, "LLL-RGPR-LL", "LLL", slack=0.5),
-        Check(
+    fpr95 = partial(_lower, f"{name}: the FPR95", rates)
+    ece = partial(_lower, f"{name}: the ECE", errors)
+    claims = [
+        fpr95("LLL-RGPR-OOD", "LLL"),
+        fpr95("LLL-RGPR-LL", "LLL", slack=0.5),
+        Claim(
             f"{name}: the residual changes the accuracy by at most 0.3 points",
             f"at most {changes[worst]:.2f} points ({worst})",
             changes[worst] <= 0.3,
         ),
-        lower("ECE", errors, "LLL-RGPR-LL", "LLL-RGPR-OOD"),
+        ece("LLL-RGPR-LL", "LLL-RGPR-OOD"),
     ]
-    if "DE" in found:
-        checks.append(lower("FPR95", found, "LLL-RGPR-OOD", "DE"))
-    ours: list[Check] = []
-    if "LLL-RGPR-onset" in found and "LLL-RGPR-score" in found:
+    if "DE" in rates:
+        claims.append(fpr95("LLL-RGPR-OOD", "DE"))
+    ours: list[Claim] = []
+    if "LLL-RGPR-onset" in rates and "LLL-RGPR-score" in rates:
         ours = [
-            lower("FPR95", found, "LLL-RGPR-onset", "LLL"),
-            lower("ECE", errors, "LLL-RGPR-onset", "LLL", slack=0.5),
-            lower("FPR95", found, "LLL-RGPR-score", "Energy"),
+            fpr95("LLL-RGPR-onset", "LLL"),
+            ece("LLL-RGPR-onset", "LLL", slack=0.5),
+            fpr95("LLL-RGPR-score", "Energy"),
         ]
-    return checks + [replace(check, ours=True) for check in ours]
+    return claims + [replace(claim, ours=True) for claim in ours]
+
+
+def _lower(what: str, values: dict[str, float], one: str, other: str, slack: float = 0.0) -> Claim:
+    """That one method has a lower value than another, or at most ``slack`` points above it."""
+    holds = values[one] < values[other] + slack
+    than = f"below that of {other}" if not slack else f"at most {slack} points above {other}'s"
+    return Claim(
+        f"{what} of {one} is {than}",
+        f"{values[one]:.2f} % against {values[other]:.2f} %",
+        holds,
+        "" if holds else _DISCUSSION,
+    )
 
 
 _DISCUSSION = (
     "Seeds differ by as much as some methods do: see the spread in the tables. The outcome depends "
     "on how the network was trained and on the sets of outliers, of which some are stand-ins."
+)
+
+
+register(
+    Experiment(
+        name=NAME,
+        title="Outliers found and calibration kept, all methods on the same networks",
+        paper="tab:ood_avg, tab:ood_hyperopt, tab:ood_auroc_auprc, tab:acc_ece, tab:calib_ood",
+        place=110,
+        run=run,
+        render=render,
+    )
 )

@@ -18,10 +18,12 @@ from torch import Tensor
 
 from rgpr.model import RGPR
 
-from .experiment import Context, Result, Unit, read_units, run_units
-from .figures import COLORS, drawing
-from .regression import fitted_laplace, trained_regressor
-from .section import Check, Figure, Section, Table, provenance
+from ..context import Context
+from ..experiment import Experiment, register
+from ..figures import COLORS, drawing
+from ..regression import fitted_laplace, trained_regressor
+from ..section import Claim, Figure, Section, Table, provenance
+from ..units import Result, Unit, read_units, run_units
 
 __all__ = ["render", "run"]
 
@@ -82,18 +84,18 @@ def render(folder: Path) -> Section:
     inside = extended["inliers"] / base["inliers"] - 1
     outside = (extended["far"][0] / base["far"][0]) ** 0.5
     growth = extended["far"][1] / extended["far"][0]
-    section.checks = [
-        Check(
+    section.claims = [
+        Claim(
             "at the data the error bars stay within 5 % of the base's",
             f"{inside:+.2%}",
             abs(inside) <= 0.05,
         ),
-        Check(
+        Claim(
             "far away they are at least twice the base's",
             f"{outside:.2f} times at x = {FAR[0]:g}",
             outside >= 2,
         ),
-        Check(
+        Claim(
             "the variance grows cubically, the base's quadratically",
             f"ten times as far: {growth:.0f} times with the residual, "
             f"{base['far'][1] / base['far'][0]:.0f} times without",
@@ -136,3 +138,15 @@ def _figure(folder: Path, unit: Unit) -> Figure:
                     panel.set_title(name)
             axes[row, 0].set_ylabel(f"{zoom}: $f(x)$")
     return block
+
+
+register(
+    Experiment(
+        name=NAME,
+        title="Toy regression",
+        paper="fig:toy_reg",
+        place=50,
+        run=run,
+        render=render,
+    )
+)

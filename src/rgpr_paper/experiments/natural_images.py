@@ -10,12 +10,14 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from .comparison import PAPER_NAMES, TUNINGS, by_set, over_seeds, percent, remarks, stand_ins
-from .data import notes_of, read_outliers
-from .detection import measure
-from .experiment import Context, Result, Unit, read_units, run_seeds
-from .methods import contestants
-from .section import Check, Section, Table, Text, beside, printed, provenance, spread
+from ..comparison import PAPER_NAMES, TUNINGS, by_set, over_seeds, percent, remarks, stand_ins
+from ..context import Context
+from ..data import notes_of, read_outliers
+from ..experiment import Experiment, register
+from ..measures import measure
+from ..methods import contestants
+from ..section import Claim, Section, Table, Text, beside, printed, provenance, spread
+from ..units import Result, Unit, read_units, run_seeds
 
 __all__ = ["render", "run"]
 
@@ -67,11 +69,11 @@ def render(folder: Path) -> Section:
         section.add(Table([metric, *head], rows))
     section.add(*remarks("ood_imagenet"), *provenance(units))
     for name, found in sets.items():
-        section.checks += _claims(PAPER_NAMES.get(name, name), found)
+        section.claims += _claims(PAPER_NAMES.get(name, name), found)
     return section
 
 
-def _claims(name: str, units: list[Unit]) -> list[Check]:
+def _claims(name: str, units: list[Unit]) -> list[Claim]:
     averaged = partial(percent, units)
 
     noise, natural = "LLL-RGPR-OOD", "LLL-RGPR-OOD-natural"
@@ -79,16 +81,28 @@ def _claims(name: str, units: list[Unit]) -> list[Check]:
     passes = averaged(noise, "fpr95", "mean"), averaged(natural, "fpr95", "mean")
     worse, better = errors[1] >= errors[0], passes[1] <= passes[0]
     return [
-        Check(
+        Claim(
             f"{name}: with natural images the ECE gets worse",
             f"{errors[0]:.1f} % with noise, {errors[1]:.1f} % with natural images",
             worse,
             "" if worse else "In the paper's table it gets better on MNIST.",
         ),
-        Check(
+        Claim(
             f"{name}: with natural images the FPR95 gets better",
             f"{passes[0]:.1f} % with noise, {passes[1]:.1f} % with natural images",
             better,
             "" if better else "In the paper's table it gets worse on MNIST and CIFAR10.",
         ),
     ]
+
+
+register(
+    Experiment(
+        name=NAME,
+        title="Natural images as outliers for tuning",
+        paper="tab:ood_imagenet",
+        place=140,
+        run=run,
+        render=render,
+    )
+)

@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import shift
-from .comparison import remarks, stand_ins
-from .data import read_split
-from .experiment import Context, Result, Unit, read_units, run_units
-from .figures import METHOD_COLORS, between, panels
-from .section import Block, Check, Section, Table, Text, beside, printed, provenance, spread
+from .. import shift
+from ..comparison import remarks, stand_ins
+from ..context import Context
+from ..data import read_split
+from ..experiment import Experiment, register
+from ..figures import METHOD_COLORS, between, panels
+from ..section import Block, Claim, Section, Table, Text, beside, printed, provenance, spread
+from ..units import Result, Unit, read_units, run_units
 
 __all__ = ["render", "rotate", "run"]
 
@@ -97,7 +99,7 @@ def render(folder: Path) -> Section:
     ]
     section.add(Table(["means over all angles", *shift.METRICS], rows))
     section.add(*remarks("rotated_mnist"), *provenance(units))
-    section.checks = _claims(units, means)
+    section.claims = _claims(units, means)
     return section
 
 
@@ -149,11 +151,11 @@ def _figure(folder: Path, units: list[Unit]) -> Block:
     return block
 
 
-def _claims(units: list[Unit], means: dict[str, list[dict[str, float]]]) -> list[Check]:
+def _claims(units: list[Unit], means: dict[str, list[dict[str, float]]]) -> list[Claim]:
     def of(method: str, metric: str) -> float:
         return mean(seed[metric] for seed in means[method])
 
-    checks = []
+    claims = []
     for metric in ("NLL", "Brier", "ECE"):
         for one, other in (
             ("LLL-RGPR-LL", "LLL"),
@@ -161,8 +163,8 @@ def _claims(units: list[Unit], means: dict[str, list[dict[str, float]]]) -> list
             ("LLL-RGPR-OOD", "GP-DSCS"),
         ):
             passed = of(one, metric) <= of(other, metric)
-            checks.append(
-                Check(
+            claims.append(
+                Claim(
                     f"The {metric} of {one}, over all angles, is at most that of {other}",
                     f"{of(one, metric):.3f} against {of(other, metric):.3f}",
                     passed,
@@ -175,8 +177,8 @@ def _claims(units: list[Unit], means: dict[str, list[dict[str, float]]]) -> list
             for unit in units
             if _mean(unit, method, "NLL") > _mean(unit, "LLL", "NLL") + 0.001
         ]
-        checks.append(
-            Check(
+        claims.append(
+            Claim(
                 f"{method} improves LLL consistently: its NLL is nowhere more than 0.001 above",
                 f"above at {', '.join(map(str, worse))} degrees" if worse else "at none",
                 not worse,
@@ -185,8 +187,8 @@ def _claims(units: list[Unit], means: dict[str, list[dict[str, float]]]) -> list
         )
         clean, base = (_mean(units[0], m, "ECE") for m in (method, "LLL"))
         kept = abs(clean - base) <= 0.01
-        checks.append(
-            Check(
+        claims.append(
+            Claim(
                 f"{method} keeps the ECE of LLL on the images as they are, within one point",
                 f"{100 * clean:.2f} % against {100 * base:.2f} %, by seed "
                 + ", ".join(
@@ -202,8 +204,8 @@ def _claims(units: list[Unit], means: dict[str, list[dict[str, float]]]) -> list
         for m in ("LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-onset")
         if m in u.result["methods"]
     ]
-    checks.append(
-        Check(
+    claims.append(
+        Claim(
             "The residual changes the accuracy by at most 0.3 points, at every angle",
             f"at most {100 * max(changes):.2f} points",
             max(changes) <= 0.003,
@@ -215,8 +217,8 @@ def _claims(units: list[Unit], means: dict[str, list[dict[str, float]]]) -> list
     if not units[0].settings["small"]:
         apart = mean(abs(gap) for gap in gaps.values())
         widest = max(gaps, key=lambda angle: abs(gaps[angle]))
-        checks.append(
-            Check(
+        claims.append(
+            Claim(
                 "The accuracy of MAP is that of the paper, within 5 points on average",
                 f"{100 * apart:.1f} points apart on average, at most {100 * gaps[widest]:+.1f} "
                 f"points, at {widest} degrees",
@@ -226,7 +228,7 @@ def _claims(units: list[Unit], means: dict[str, list[dict[str, float]]]) -> list
                 ours=True,
             )
         )
-    return checks
+    return claims
 
 
 def _mean(unit: Unit, method: str, metric: str) -> float:
@@ -253,3 +255,15 @@ _DISCUSSION = {
         "variance costs more than it saves where it is wrong."
     ),
 }
+
+
+register(
+    Experiment(
+        name=NAME,
+        title="Rotated MNIST",
+        paper="fig:dataset_shift",
+        place=90,
+        run=run,
+        render=render,
+    )
+)

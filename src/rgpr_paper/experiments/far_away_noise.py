@@ -27,11 +27,13 @@ from rgpr import noise
 from rgpr.metrics import accuracy, confidence
 from rgpr.model import RGPR
 
-from .comparison import PAPER_NAMES, by_set, over_seeds, remarks, stand_ins
-from .data import Loader
-from .experiment import Context, Result, Unit, read_units, run_seeds
-from .methods import FAR_SIGMA2, SAMPLES, contestants
-from .section import Check, Section, Table, Text, beside, printed, provenance, spread
+from ..comparison import PAPER_NAMES, by_set, over_seeds, remarks, stand_ins
+from ..context import Context
+from ..data import Loader
+from ..experiment import Experiment, register
+from ..methods import FAR_SIGMA2, SAMPLES, contestants
+from ..section import Claim, Section, Table, Text, beside, printed, provenance, spread
+from ..units import Result, Unit, read_units, run_seeds
 
 __all__ = ["render", "run"]
 
@@ -115,7 +117,7 @@ def render(folder: Path) -> Section:
     section.add(*stand_ins(units))
     for name, found in by_set(units).items():
         section.add(_table(PAPER_NAMES.get(name, name), found))
-        section.checks += _claims(PAPER_NAMES.get(name, name), found)
+        section.claims += _claims(PAPER_NAMES.get(name, name), found)
     section.add(*remarks("ood_faraway"), *provenance(units))
     return section
 
@@ -142,16 +144,16 @@ def _table(name: str, units: list[Unit]) -> Table:
     return Table(head, rows)
 
 
-def _claims(name: str, units: list[Unit]) -> list[Check]:
-    checks = []
+def _claims(name: str, units: list[Unit]) -> list[Claim]:
+    claims = []
     for base in BASES:
         plain, extended = (
             100 * mean(over_seeds(units, "methods", method, "independent"))
             for method in (base, f"{base}-RGPR")
         )
         passed = extended < 0.9 * plain
-        checks.append(
-            Check(
+        claims.append(
+            Claim(
                 f"{name}: {base}-RGPR is clearly less confident far away than {base}, by a tenth",
                 f"{extended:.1f} % against {plain:.1f} %",
                 passed,
@@ -160,8 +162,8 @@ def _claims(name: str, units: list[Unit]) -> list[Check]:
         )
         limit = 1 / units[0].result["classes"]
         fitted = mean(over_seeds(units, "methods", f"{base}-RGPR-untuned", "even"))
-        checks.append(
-            Check(
+        claims.append(
+            Claim(
                 f"{name}: {base} with the scales that fitting sets is within 0.02 of 1/C there",
                 f"{100 * fitted:.1f} %, 1/C is {100 * limit:g} %",
                 fitted < limit + 0.02,
@@ -169,7 +171,7 @@ def _claims(name: str, units: list[Unit]) -> list[Check]:
                 ours=True,
             )
         )
-    return checks
+    return claims
 
 
 _DISCUSSION = (
@@ -179,4 +181,16 @@ _DISCUSSION = (
     "out, or here with the scales that fitting sets. The GPs of SVDKL are at their prior there, "
     "with a mean of zero, and near 1/C without the residual; ten independent votes then cannot but "
     "raise that."
+)
+
+
+register(
+    Experiment(
+        name=NAME,
+        title="Far-away noise, more bases than one",
+        paper="tab:ood_faraway",
+        place=80,
+        run=run,
+        render=render,
+    )
 )

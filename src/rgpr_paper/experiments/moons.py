@@ -11,22 +11,21 @@ from __future__ import annotations
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
 
-from rgpr import noise
-from rgpr._demo import Task, confidence_map, moons, show_map, train, wrap
+from rgpr._demo import confidence_map
 from rgpr.metrics import accuracy, confidence
-from rgpr.model import RGPR
 
-from .experiment import Context, Result, Unit, read_units, run_units
-from .figures import drawing
-from .section import Check, Figure, Section, Table, provenance
+from ..context import Context
+from ..experiment import Experiment, register
+from ..figures import drawing
+from ..section import Claim, Figure, Section, Table, provenance
+from ..two_moons import show_maps, two_moons, uniform_around
+from ..units import Result, Unit, read_units, run_units
 
-__all__ = ["render", "run", "show_maps", "two_moons", "uniform_around"]
+__all__ = ["render", "run"]
 
 NAME = "moons"
 WIDTHS = {"zoomed in": 3.0, "zoomed out": 1000.0}
@@ -39,24 +38,6 @@ def run(context: Context) -> None:
     seed = context.seeds[0]
     unit = partial(_maps, seed, 10 if context.small else 100, 40 if context.small else 120)
     run_units(context, NAME, {"maps": unit}, seed=seed)
-
-
-def two_moons(seed: int, epochs: int) -> tuple[Task, dict[str, RGPR], DataLoader[Any]]:
-    """A trained network without and with residual, by name, and half the test data."""
-    task = moons(seed)
-    torch.manual_seed(seed)
-    models = wrap(train(task, epochs), task)
-    x, y = task.test
-    half = len(x) // 2
-    return task, models, DataLoader(TensorDataset(x[:half], y[:half]), batch_size=256)
-
-
-def uniform_around(x: Tensor, seed: int) -> list[Tensor]:
-    """Uniform noise in a box three times as wide as the data."""
-    low, high = x.amin(0), x.amax(0)
-    margin = high - low
-    generator = torch.Generator().manual_seed(seed)
-    return [noise.uniform(x, low=low - margin, high=high + margin, generator=generator)]
 
 
 def _maps(seed: int, epochs: int, resolution: int) -> Result:
@@ -99,18 +80,18 @@ def render(folder: Path) -> Section:
     section.add(Table(head, rows), *provenance([unit]))
     last = f"{ALPHAS[-1]:g}"
     far = {name: found["confidence"][last] for name, found in methods.items()}
-    section.checks = [
-        Check(
+    section.claims = [
+        Claim(
             "far away the BNN stays overconfident, though less so than the network alone",
             f"at {last} x: BNN {far['LLL']:.3f}, network {far['MAP']:.3f}",
             0.6 < far["LLL"] < far["MAP"],
         ),
-        Check(
+        Claim(
             "with the residual the confidence goes to 1/2",
             f"{far['LLL-RGPR']:.4f} at {last} x",
             far["LLL-RGPR"] < 0.51,
         ),
-        Check(
+        Claim(
             "the residual leaves the accuracy as it is, within 0.3 points",
             f"{methods['LLL-RGPR']['accuracy']:.1%} against {methods['LLL']['accuracy']:.1%}",
             abs(methods["LLL-RGPR"]["accuracy"] - methods["LLL"]["accuracy"]) <= 0.003,
@@ -131,19 +112,13 @@ def _figure(folder: Path, unit: Unit) -> Figure:
     return block
 
 
-def show_maps(
-    figure: Any,
-    axes: Any,
-    maps: dict[str, Tensor],
-    titles: dict[str, str],
-    widths: dict[str, float],
-) -> None:
-    """Maps of confidence by name, a column each, and by width, a row each; with the data."""
-    for column, (name, title) in enumerate(titles.items()):
-        axes[0, column].set_title(title)
-        for row, (zoom, width) in enumerate(widths.items()):
-            image = maps[f"{name}, {zoom}"].float()
-            shown = show_map(axes[row, column], image, width, maps["x"], maps["y"])
-    for row, zoom in enumerate(widths):
-        axes[row, 0].set_ylabel(zoom)
-    figure.colorbar(shown, ax=axes, label="confidence", shrink=0.8)
+register(
+    Experiment(
+        name=NAME,
+        title="Overconfidence far away, on two moons",
+        paper="fig:asymp_overconfidence",
+        place=20,
+        run=run,
+        render=render,
+    )
+)

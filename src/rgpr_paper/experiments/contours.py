@@ -18,10 +18,12 @@ from torch.utils.data import DataLoader
 from rgpr._demo import plane
 from rgpr.model import RGPR
 
-from .experiment import Context, Result, Unit, read_units, run_units
-from .figures import COLORS, drawing
-from .moons import two_moons
-from .section import Check, Figure, Section, Table, provenance
+from ..context import Context
+from ..experiment import Experiment, register
+from ..figures import COLORS, drawing
+from ..section import Claim, Figure, Section, Table, provenance
+from ..two_moons import two_moons
+from ..units import Result, Unit, read_units, run_units
 
 __all__ = ["render", "run"]
 
@@ -86,8 +88,8 @@ def render(folder: Path) -> Section:
     head = ["residual on", "layers", *areas, "variance, 10000 x to 1000 x"]
     section = Section([_figure(folder, unit), Table(head, rows), *provenance([unit])])
     inputs, both = (found[layers]["areas"] for layers in LABELS)
-    section.checks = [
-        Check(
+    section.claims = [
+        Claim(
             "with the hidden layers the region of low variance is more compact around the data",
             ", ".join(
                 f"up to {m} x the data's: area {both[m]:.1f} against {inputs[m]:.1f}"
@@ -97,7 +99,7 @@ def render(folder: Path) -> Section:
             f"The region of the data itself is as large as before ({both['1']:.1f} against "
             f"{inputs['1']:.1f}); what changes is how fast the variance rises outside of it.",
         ),
-        Check(
+        Claim(
             "the variance is cubic in the distance, also with the hidden layers",
             ", ".join(
                 f"{label}: ten times as far, {found[layers]['growth']:.1f} times the variance"
@@ -137,3 +139,15 @@ def _figure(folder: Path, unit: Unit) -> Figure:
         bar = figure.colorbar(shown, ax=axes, label="variance / that of the data")
         bar.set_ticks(range(9), labels=[f"{level}" for level in levels])
     return block
+
+
+register(
+    Experiment(
+        name=NAME,
+        title="The residual's variance around two moons",
+        paper="fig:kernel_contours",
+        place=30,
+        run=run,
+        render=render,
+    )
+)

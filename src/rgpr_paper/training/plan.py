@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import nn
 
-__all__ = ["Recipe"]
+__all__ = ["TrainingPlan"]
 
 _CHOICES = {
     "optimizer": ("adam", "sgd"),
@@ -27,7 +27,7 @@ _CHOICES = {
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingPlan:
     """Everything that, beside the network, the data and the seed, decides a training run.
 
     Attributes:
@@ -96,7 +96,7 @@ class Recipe:
         MNIST: 99.6 % with ``augment="crop"`` in 27 s, against 99.3 % of ``paper_adam`` in 147 s.
         ResNet-18 on CIFAR-10: 93.7 % in 72 s, against 94.6 % of ``paper_sgd`` in 375 s; with
         ``batch_size=128, lr=0.1, weight_decay=1e-3, epochs=33`` 94.2 %, the best of six settings,
-        in twice the time. So for ResNet-18 it is near the paper's recipe, not level with it.
+        in twice the time. So for ResNet-18 it is near the paper's plan, not level with it.
         """
         settings: dict[str, Any] = {
             "optimizer": "sgd",

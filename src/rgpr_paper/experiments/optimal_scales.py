@@ -14,12 +14,14 @@ from typing import Any
 
 from rgpr._network.capture import INPUT
 
-from .comparison import PAPER_NAMES, TUNINGS, by_set, over_seeds, remarks, stand_ins
-from .data import MissingDataError
-from .detection import shortened
-from .experiment import Context, Result, Unit, read_units, run_seeds
-from .methods import contestants
-from .section import Check, Section, Table, Text, beside, printed, provenance
+from ..comparison import PAPER_NAMES, TUNINGS, by_set, over_seeds, remarks, stand_ins
+from ..context import Context
+from ..data import MissingDataError
+from ..experiment import Experiment, register
+from ..measures import shortened
+from ..methods import contestants
+from ..section import Claim, Section, Table, Text, beside, printed, provenance
+from ..units import Result, Unit, read_units, run_seeds
 
 __all__ = ["render", "run"]
 
@@ -79,7 +81,7 @@ def render(folder: Path) -> Section:
                 rows.append([title, *_cells(name, found, method)])
     section.add(Table(["tuned by", *LAYERS], rows))
     section.add(*remarks("opt_hyperparams"), *provenance(units))
-    section.checks = [_claim(name, found) for name, found in sets.items()]
+    section.claims = [_claim(name, found) for name, found in sets.items()]
     return section
 
 
@@ -113,7 +115,7 @@ def _state(tuning: dict[str, Any], layer: str) -> str:
     return "found"
 
 
-def _claim(name: str, units: list[Unit]) -> Check:
+def _claim(name: str, units: list[Unit]) -> Claim:
     used = {}
     layers = 0
     for method in TUNINGS:
@@ -126,7 +128,7 @@ def _claim(name: str, units: list[Unit]) -> Check:
             for tuning in tunings
         ]
     passed = all(count == layers for counts in used.values() for count in counts)
-    return Check(
+    return Claim(
         f"{PAPER_NAMES.get(name, name)}: scales are not trivial on any layer",
         f"layers of {layers} that keep one, by seed: "
         + ", ".join(f"{m} {', '.join(map(str, counts))}" for m, counts in used.items()),
@@ -139,4 +141,16 @@ _DISCUSSION = (
     "Our tuning goes to the optimum, from several starts. Where one layer tells the outliers from "
     "the data the others are not needed, and their scales run to zero; the input's is held above "
     "it, for the theorem's sake. The paper does not say when its own ends."
+)
+
+
+register(
+    Experiment(
+        name=NAME,
+        title="Scales that tuning finds",
+        paper="tab:opt_hyperparams",
+        place=130,
+        run=run,
+        render=render,
+    )
 )

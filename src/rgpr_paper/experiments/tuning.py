@@ -25,10 +25,12 @@ from rgpr.metrics import accuracy, confidence, ece, nll
 from rgpr.model import RGPR
 from rgpr.tuning import TuningResult
 
-from .experiment import Context, Result, Unit, read_units, run_units
-from .figures import drawing
-from .moons import show_maps, uniform_around
-from .section import Check, Figure, Section, Table, Text, provenance
+from ..context import Context
+from ..experiment import Experiment, register
+from ..figures import drawing
+from ..section import Claim, Figure, Section, Table, Text, provenance
+from ..two_moons import show_maps, uniform_around
+from ..units import Result, Unit, read_units, run_units
 
 __all__ = ["render", "run"]
 
@@ -67,48 +69,52 @@ def _moons(seed: int, epochs: int, resolution: int) -> Result:
     x, y = task.train.tensors
     around = uniform_around(x, seed)
     extended.sigma2 = 1.0
-    arrays: dict[str, Tensor] = {"x": x, "y": y}
-    sigma2: dict[str, list[float]] = {}
-
-    def keep(name: str) -> None:
-        sigma2[name] = extended.sigma2.tolist()
-        for zoom, width in WIDTHS.items():
-            arrays[f"{name}, {zoom}"] = confidence_map(extended, width, resolution).half()
-
-    keep("untuned")
+    sigma2 = {"untuned": extended.sigma2.tolist()}
+    arrays: dict[str, Tensor] = {"x": x, "y": y, **_maps(extended, "untuned", resolution)}
     for name, _ in _tuned(extended, validation, OBJECTIVES, around):
-        keep(name)
+        sigma2[name] = extended.sigma2.tolist()
+        arrays |= _maps(extended, name, resolution)
     return {"sigma2": sigma2, "layers": extended.layers, "arrays": arrays}
+
+
+def _maps(model: RGPR, name: str, resolution: int) -> dict[str, Tensor]:
+    """Maps of the confidence in every zoom, as a unit keeps them."""
+    return {
+        f"{name}, {zoom}": confidence_map(model, width, resolution).half()
+        for zoom, width in WIDTHS.items()
+    }
 
 
 def _digits(seed: int, epochs: int) -> Result:
     """Test metrics of digits after each objective."""
     task, base, extended, validation, (x, y) = _prepare(digits(seed), "MAP", seed, epochs)
     noisy = noise.uniform(x, generator=torch.Generator().manual_seed(seed))
-    rows: dict[str, dict[str, Any]] = {}
-
-    @torch.no_grad()
-    def row(name: str, model: RGPR, seconds: float | None = None) -> None:
-        p = model(x)
-        inputs = {"test": x, "uniform noise": noisy, "10 x": 10 * x, "1000 x": 1000 * x}
-        rows[name] = {
-            "accuracy": accuracy(p, y),
-            "nll": nll(p, y),
-            "ece": ece(p, y),
-            "confidence": {kind: confidence(model(z)).mean().item() for kind, z in inputs.items()},
-            "seconds": seconds,
-        }
-
-    row("base alone", base)
-    row("untuned", extended)
+    inputs = {"test": x, "uniform noise": noisy, "10 x": 10 * x, "1000 x": 1000 * x}
+    measured = partial(_measured, y, inputs)
+    rows = {"base alone": measured(base), "untuned": measured(extended)}
     for name, result in _tuned(extended, validation, OBJECTIVES | BEYOND, None):
-        row(name, extended, result.seconds)
+        rows[name] = measured(extended, result.seconds)
     default = RGPR(base.posterior.network).fit(DataLoader(task.train, batch_size=256))
-    row("default residual, fitted", default)
+    rows["default residual, fitted"] = measured(default)
     started = time.perf_counter()
     default.calibrate(validation)
-    row("default residual, calibrated", default, time.perf_counter() - started)
+    rows["default residual, calibrated"] = measured(default, time.perf_counter() - started)
     return {"rows": rows}
+
+
+@torch.no_grad()
+def _measured(
+    y: Tensor, inputs: dict[str, Tensor], model: RGPR, seconds: float | None = None
+) -> dict[str, Any]:
+    """A row of the table: metrics at the test data, and the confidence on each kind of input."""
+    p = model(inputs["test"])
+    return {
+        "accuracy": accuracy(p, y),
+        "nll": nll(p, y),
+        "ece": ece(p, y),
+        "confidence": {kind: confidence(model(z)).mean().item() for kind, z in inputs.items()},
+        "seconds": seconds,
+    }
 
 
 def _prepare(
@@ -151,7 +157,7 @@ def render(folder: Path) -> Section:
         sigma2 = units["moons"].result["sigma2"]
         rows = [[name, *(f"{value:.3g}" for value in values)] for name, values in sigma2.items()]
         section.add(Table(["sigma2", *units["moons"].result["layers"]], rows, "Scales found"))
-        section.checks += _claims(units["moons"])
+        section.claims += _claims(units["moons"])
     if "digits" in units:
         section.add(
             Text(
@@ -198,7 +204,7 @@ def _table(rows: dict[str, Any]) -> Table:
     return Table([*head, "seconds to tune"], cells)
 
 
-def _claims(unit: Unit) -> list[Check]:
+def _claims(unit: Unit) -> list[Claim]:
     """The likelihood alone leaves more confidence outside the data than the outliers do."""
     # The corners of the map near the data: away from it, but not far.
     outside = {
@@ -208,10 +214,22 @@ def _claims(unit: Unit) -> list[Check]:
         for name in ("L_LL", "L_OOD")
     }
     return [
-        Check(
+        Claim(
             "L_LL alone is overconfident outside the data; L_OOD is less so",
             f"mean confidence in the four corners of the upper maps: L_LL {outside['L_LL']:.3f}, "
             f"L_OOD {outside['L_OOD']:.3f}",
             outside["L_OOD"] < outside["L_LL"],
         )
     ]
+
+
+register(
+    Experiment(
+        name=NAME,
+        title="Objectives for tuning the residual's scales",
+        paper="fig:tuning",
+        place=40,
+        run=run,
+        render=render,
+    )
+)

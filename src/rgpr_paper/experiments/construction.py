@@ -17,9 +17,11 @@ from torch import Tensor
 
 from rgpr.kernels import dscs_diag, dscs_gram, relu_features
 
-from .experiment import Context, Result, Unit, read_units, run_units
-from .figures import COLORS, drawing
-from .section import Check, Figure, Section, Table, provenance
+from ..context import Context
+from ..experiment import Experiment, register
+from ..figures import COLORS, drawing
+from ..section import Claim, Figure, Section, Table, provenance
+from ..units import Result, Unit, read_units, run_units
 
 __all__ = ["render", "run"]
 
@@ -91,18 +93,18 @@ def render(folder: Path) -> Section:
     ]
     section = Section([_figure(folder, unit), _growth(folder, unit)])
     section.add(Table(rows[0], rows[1:]), *provenance([unit]))
-    section.checks = [
-        Check(
+    section.claims = [
+        Claim(
             "with finitely many features the variance grows quadratically",
             ", ".join(f"K = {k}: exponent {slopes[str(k)]:.4f}" for k in FEATURES),
             all(abs(slopes[str(k)] - 2) < 0.01 for k in FEATURES),
         ),
-        Check(
+        Claim(
             "with infinitely many the variance grows cubically",
             f"exponent {slopes['inf']:.4f} between {FAR[0]:g} and {FAR[1]:g}",
             abs(slopes["inf"] - 3) < 0.01,
         ),
-        Check(
+        Claim(
             "the finite construction converges to the kernel",
             ", ".join(f"K = {k}: {errors[str(k)]:.1%}" for k in FEATURES),
             errors["6"] > errors["20"] > errors["60"],
@@ -155,3 +157,15 @@ def _growth(folder: Path, unit: Unit) -> Figure:
         axes.set(xscale="log", yscale="log", xlabel="$|x|$", ylabel="variance", ylim=(1e-4, 1e9))
         axes.legend()
     return block
+
+
+register(
+    Experiment(
+        name=NAME,
+        title="The kernel as the limit of ReLU features",
+        paper="fig:double_cubicspline_gps",
+        place=10,
+        run=run,
+        render=render,
+    )
+)

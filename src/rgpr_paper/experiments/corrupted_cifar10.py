@@ -15,13 +15,15 @@ from statistics import mean
 import torch
 from torch import Tensor
 
-from . import shift
-from .comparison import remarks, stand_ins
-from .corruptions import KINDS, SEVERITIES, corrupt
-from .data import ImageSet, MissingDataError, read_corrupted, read_split
-from .experiment import Context, Result, Unit, read_units, run_units
-from .figures import METHOD_COLORS, between, drawing, panels
-from .section import Block, Check, Section, Table, Text, beside, printed, provenance, spread
+from .. import shift
+from ..comparison import remarks, stand_ins
+from ..context import Context
+from ..corruptions import KINDS, SEVERITIES, corrupt
+from ..data import ImageSet, MissingDataError, read_corrupted, read_split
+from ..experiment import Experiment, register
+from ..figures import METHOD_COLORS, between, drawing, panels
+from ..section import Block, Claim, Section, Table, Text, beside, printed, provenance, spread
+from ..units import Result, Unit, read_units, run_units
 
 __all__ = ["render", "run"]
 
@@ -130,7 +132,7 @@ def render(folder: Path) -> Section:
         ]
         section.add(Table([f"{metric} by kind", *shift.methods_of(units)], rows))
     section.add(*remarks("cifar10c"), *provenance(units))
-    section.checks = _claims(units)
+    section.claims = _claims(units)
     return section
 
 
@@ -185,16 +187,16 @@ def _severities(folder: Path, units: list[Unit]) -> Block:
     return block
 
 
-def _claims(units: list[Unit]) -> list[Check]:
+def _claims(units: list[Unit]) -> list[Claim]:
     def of(method: str, metric: str) -> float:
         return mean(_means(units, method, metric))
 
-    checks = []
+    claims = []
     for method in ("LLL-RGPR-LL", "LLL-RGPR-OOD"):
         for metric in ("NLL", "Brier", "ECE"):
             passed = of(method, metric) <= of("LLL", metric) + 0.0005
-            checks.append(
-                Check(
+            claims.append(
+                Claim(
                     f"The {metric} of {method} is at most that of LLL",
                     f"{of(method, metric):.3f} against {of('LLL', metric):.3f}",
                     passed,
@@ -214,8 +216,8 @@ def _claims(units: list[Unit]) -> list[Check]:
         for m in extended
     )
     return [
-        *checks,
-        Check(
+        *claims,
+        Claim(
             "The residual changes the accuracy by at most 0.3 points",
             f"at most {100 * changes[worst]:.2f} points ({worst}), for single kinds at most "
             f"{100 * single:.2f}",
@@ -228,4 +230,16 @@ _DISCUSSION = (
     "Scales that were tuned with outliers add variance to everything that is unlike the training "
     "data, and on mild corruptions, where the network is still right, that is too much. In the "
     "paper's table too the ECE of LLL-RGPR-OOD is above that of LLL, 0.095 against 0.080."
+)
+
+
+register(
+    Experiment(
+        name=NAME,
+        title="Corrupted CIFAR-10",
+        paper="fig:dataset_shift, tab:cifar10c",
+        place=100,
+        run=run,
+        render=render,
+    )
 )

@@ -31,10 +31,12 @@ from torch import Tensor
 from rgpr.model import RGPR
 from rgpr.posteriors import KFL, SVGP
 
-from .data import REGRESSION_SETS, read_regression
-from .experiment import Context, Result, read_units, run_units
-from .regression import SAMPLES, SIGMA2, fitted_laplace, swag, trained_regressor
-from .section import Check, Section, Table, Text, beside, printed, provenance, spread
+from ..context import Context
+from ..data import REGRESSION_SETS, read_regression
+from ..experiment import Experiment, register
+from ..regression import SAMPLES, SIGMA2, fitted_laplace, swag, trained_regressor
+from ..section import Claim, Section, Table, Text, beside, printed, provenance, spread
+from ..units import Result, read_units, run_units
 
 __all__ = ["render", "run"]
 
@@ -158,7 +160,7 @@ def render(folder: Path) -> Section:
     )
     caption = "Root mean squared error on test data, the same with the residual; not in the paper"
     section.add(Table(["method", *trials], rows, caption), *provenance(units))
-    section.checks = [check for base in (*BASES, *BEYOND) for check in _claims(base, trials)]
+    section.claims = [claim for base in (*BASES, *BEYOND) for claim in _claims(base, trials)]
     return section
 
 
@@ -171,7 +173,7 @@ def _cell(name: str, method: str, part: str, trials: list[Any]) -> str:
     return beside(ours, None if paper is None else f"{paper:.{digits}f}")
 
 
-def _claims(base: str, trials: dict[str, list[Any]]) -> list[Check]:
+def _claims(base: str, trials: dict[str, list[Any]]) -> list[Claim]:
     def ratios(part: str) -> dict[str, float]:
         extended = _extended(base)
         return {
@@ -184,14 +186,14 @@ def _claims(base: str, trials: dict[str, list[Any]]) -> list[Check]:
     wider = all(ratio >= 2 for ratio in outside.values())
     ours = base in BEYOND
     return [
-        Check(
+        Claim(
             f"{base}: the residual leaves the error bars of inliers within 5 %",
             ", ".join(f"{name} {ratio - 1:+.1%}" for name, ratio in inside.items()),
             kept,
             "" if kept else _TIGHT,
             ours,
         ),
-        Check(
+        Claim(
             f"{base}: the residual makes those of outliers at least twice as long",
             ", ".join(f"{name} {ratio:.1f} times" for name, ratio in outside.items()),
             wider,
@@ -210,4 +212,16 @@ _WIDE = (
     "The base's own error bars are already wide at 2000 standard deviations; cubic growth "
     "overtakes them further out. The paper's table has the same for KFL on three sets and SWAG on "
     "one."
+)
+
+
+register(
+    Experiment(
+        name=NAME,
+        title="Error bars of regression, near and far",
+        paper="tab:ood_reg_faraway",
+        place=60,
+        run=run,
+        render=render,
+    )
 )

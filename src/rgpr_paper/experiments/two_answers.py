@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -29,8 +30,9 @@ from rgpr import noise
 from rgpr.metrics import accuracy, auroc, confidence, ece, fpr95, nll
 from rgpr.model import RGPR
 
-from .comparison import PAPER_NAMES, by_set, over_seeds, stand_ins
-from .data import (
+from ..comparison import PAPER_NAMES, by_set, over_seeds, stand_ins
+from ..context import Context
+from ..data import (
     ImageSet,
     Loader,
     MissingDataError,
@@ -41,9 +43,10 @@ from .data import (
     some,
     three_channels,
 )
-from .experiment import Context, Result, Unit, read_units, run_seeds
-from .methods import Contestants, contestants
-from .section import Check, Section, Table, Text, provenance, spread
+from ..experiment import Experiment, register
+from ..methods import Contestants, contestants
+from ..section import Claim, Section, Table, Text, provenance, spread
+from ..units import Result, Unit, read_units, run_seeds
 
 __all__ = ["OUTLIERS", "render", "run", "summary"]
 
@@ -225,7 +228,7 @@ def render(folder: Path) -> Section:
     section.add(*stand_ins(units))
     for name, found in by_set(units).items():
         section.add(*_tables(PAPER_NAMES.get(name, name), found))
-        section.checks += _checks(name, found)
+        section.claims += _claims(name, found)
     section.add(*provenance(units))
     return section
 
@@ -237,14 +240,8 @@ def summary(folder: Path) -> Table:
     head += ["far outliers: base", "confidence with RGPR", "score"]
     rows = []
     for name, units in by_set(read_units(folder)).items():
-
-        def at(*keys: str, units: list[Unit] = units) -> float:
-            return float(mean(over_seeds(units, *keys)))
-
-        def pair(answer: str, where: str, at: Callable[..., float] = at) -> str:
-            found = (100 * at("outliers", answer, where, m, "mean") for m in ("fpr95", "auroc"))
-            return " / ".join(f"{value:.1f}" for value in found)
-
+        at = partial(_at, units)
+        pair = partial(_pair, units)
         rows.append(
             [
                 PAPER_NAMES.get(name, name),
@@ -255,6 +252,17 @@ def summary(folder: Path) -> Table:
             ]
         )
     return Table(head, rows)
+
+
+def _at(units: Sequence[Unit], *keys: str) -> float:
+    """The mean over seeds of what the units have under these keys."""
+    return float(mean(over_seeds(units, *keys)))
+
+
+def _pair(units: Sequence[Unit], answer: str, where: str) -> str:
+    """FPR95 and AUROC of an answer, in %, over the near or the far outliers."""
+    found = (100 * _at(units, "outliers", answer, where, m, "mean") for m in ("fpr95", "auroc"))
+    return " / ".join(f"{value:.1f}" for value in found)
 
 
 def _tables(name: str, units: list[Unit]) -> list[Table]:
@@ -290,10 +298,8 @@ def _tables(name: str, units: list[Unit]) -> list[Table]:
     return tables
 
 
-def _checks(name: str, units: Sequence[Unit]) -> list[Check]:
-    def at(*keys: str) -> float:
-        return float(mean(over_seeds(list(units), *keys)))
-
+def _claims(name: str, units: Sequence[Unit]) -> list[Claim]:
+    at = partial(_at, units)
     classes = units[0].result["classes"]
     budget = 0.02 if classes >= 100 else 0.005
     spent = at("at data", "calibrated", "nll") - at("at data", "base", "nll")
@@ -309,26 +315,26 @@ def _checks(name: str, units: Sequence[Unit]) -> list[Check]:
     ]
     name = PAPER_NAMES.get(name, name)
     return [
-        Check(
+        Claim(
             f"{name}: the NLL of test data is at most {budget:g} above the base's",
             f"{spent:+.4f}",
             spent <= budget,
             "" if spent <= budget else _CHANCE,
             ours=True,
         ),
-        Check(
+        Claim(
             f"{name}: the ECE is at most 0.5 points above the base's",
             f"{error:+.2f} points",
             error <= 0.5,
             ours=True,
         ),
-        Check(
+        Claim(
             f"{name}: no more of the wrong predictions are above 0.9 than the base's",
             f"{wrong[0]:.1f} % against {wrong[1]:.1f} %",
             wrong[0] <= wrong[1],
             ours=True,
         ),
-        Check(
+        Claim(
             f"{name}: fewer far outliers pass the confidence than the base's, and fewer the score",
             f"{far[0]:.1f} % pass the score, {far[1]:.1f} % the confidence, {far[2]:.1f} % the "
             "base's",
@@ -336,7 +342,7 @@ def _checks(name: str, units: Sequence[Unit]) -> list[Check]:
             "" if far[0] <= far[1] <= far[2] else _CHANCE,
             ours=True,
         ),
-        Check(
+        Claim(
             f"{name}: near outliers have a better AUROC by the score than by the base's confidence",
             f"{near[0]:.1f} % against {near[1]:.1f} %",
             near[0] > near[1],
@@ -347,3 +353,15 @@ def _checks(name: str, units: Sequence[Unit]) -> list[Check]:
 
 
 _CHANCE = "The budget is kept on 2000 validation images, and the test images are others."
+
+
+register(
+    Experiment(
+        name=NAME,
+        title="Probabilities and score of the default, near and far",
+        paper="ours",
+        place=150,
+        run=run,
+        render=render,
+    )
+)

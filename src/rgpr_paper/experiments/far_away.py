@@ -19,12 +19,14 @@ from torch import Tensor
 from rgpr.metrics import confidence
 from rgpr.model import RGPR
 
-from .comparison import PAPER_NAMES, by_set, stand_ins
-from .data import Loader
-from .experiment import Context, Result, Unit, read_units, run_seeds
-from .figures import METHOD_COLORS, between, drawing
-from .methods import Method, contestants
-from .section import Block, Check, Section, Table, Text, provenance, spread
+from ..comparison import PAPER_NAMES, by_set, stand_ins
+from ..context import Context
+from ..data import Loader
+from ..experiment import Experiment, register
+from ..figures import METHOD_COLORS, between, drawing
+from ..methods import Method, contestants
+from ..section import Block, Claim, Section, Table, Text, provenance, spread
+from ..units import Result, Unit, read_units, run_seeds
 
 __all__ = ["render", "run"]
 
@@ -100,7 +102,7 @@ def render(folder: Path) -> Section:
     section.add(*stand_ins(units), _figure(folder, sets))
     for name, found in sets.items():
         section.add(_table(name, found))
-        section.checks += _claims(name, found)
+        section.claims += _claims(name, found)
     section.add(*provenance(units))
     return section
 
@@ -164,7 +166,7 @@ def _factor(alpha: float) -> str:
     return f"{alpha:.3g}" if math.isfinite(alpha) else "never"
 
 
-def _claims(name: str, units: Sequence[Unit]) -> list[Check]:
+def _claims(name: str, units: Sequence[Unit]) -> list[Claim]:
     limit = 1 / units[0].result["classes"]
 
     def at(method: str, index: int) -> float:
@@ -183,25 +185,25 @@ def _claims(name: str, units: Sequence[Unit]) -> list[Check]:
             v, alpha = unit.arrays[f"{method}, variance"], unit.arrays["alpha"]
             slopes.append(math.log(v[-1] / v[-9]) / math.log(alpha[-1] / alpha[-9]))
     return [
-        Check(
+        Claim(
             f"{name}: LLL alone does not reach 1/C",
             f"{farthest['LLL']:.3f} at alpha = {units[0].arrays['alpha'][-1]:g}, 1/C = {limit:g}",
             farthest["LLL"] > limit + CLOSE,
             "" if farthest["LLL"] > limit + CLOSE else _ALONE,
         ),
-        Check(
+        Claim(
             f"{name}: with the residual the confidence goes to 1/C",
             ", ".join(f"{method} {farthest[method]:.4f}" for method in extended),
             reached,
             "" if reached else _DISCUSSION,
         ),
-        Check(
+        Claim(
             f"{name}: it is there at a finite, small alpha, of {SMALL:g} at most",
             ", ".join(f"{method} from {_factor(alpha)}" for method, alpha in from_where.items()),
             soon,
             "" if soon else _LATE,
         ),
-        Check(
+        Claim(
             f"{name}: LLL-RGPR-LL has no pronounced effect on the confidence at the data",
             f"{at('LLL-RGPR-LL', 0):.3f} and {at('LLL', 0):.3f} for LLL ("
             + ", ".join(f"{method} {at(method, 0):.3f}" for method in extended[1:])
@@ -209,7 +211,7 @@ def _claims(name: str, units: Sequence[Unit]) -> list[Check]:
             abs(at("LLL-RGPR-LL", 0) - at("LLL", 0)) <= 0.02,
             "The objectives with outliers trade confidence at the data for less of it elsewhere.",
         ),
-        Check(
+        Claim(
             f"{name}: the variance of the residual grows cubically",
             f"exponents from {min(slopes):.3f} to {max(slopes):.3f} over the last two decades",
             max(abs(slope - 3) for slope in slopes) <= 0.05,
@@ -229,4 +231,16 @@ _ALONE = (
 _DISCUSSION = (
     "Where a tuning sees no use for variance it holds the input's scale so small that no "
     "prediction at the data notices; the limit is then reached, but even further out."
+)
+
+
+register(
+    Experiment(
+        name=NAME,
+        title="Confidence against the distance from the data",
+        paper="fig:exp_far_away",
+        place=70,
+        run=run,
+        render=render,
+    )
 )

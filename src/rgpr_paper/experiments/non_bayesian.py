@@ -16,12 +16,14 @@ from torch import Tensor
 
 from rgpr.baselines.detectors import Mahalanobis
 
-from .comparison import by_set, over_seeds, percent, remarks, stand_ins
-from .data import notes_of, read_outliers
-from .detection import measure
-from .experiment import Context, Result, Unit, read_units, run_seeds
-from .methods import contestants
-from .section import Check, Section, Table, Text, beside, printed, provenance, spread
+from ..comparison import by_set, over_seeds, percent, remarks, stand_ins
+from ..context import Context
+from ..data import notes_of, read_outliers
+from ..experiment import Experiment, register
+from ..measures import measure
+from ..methods import contestants
+from ..section import Claim, Section, Table, Text, beside, printed, provenance, spread
+from ..units import Result, Unit, read_units, run_seeds
 
 __all__ = ["render", "run"]
 
@@ -72,7 +74,7 @@ def render(folder: Path) -> Section:
     section.add(*stand_ins(units))
     for name, found in by_set(units).items():
         section.add(*_tables(name, found))
-        section.checks += _claims(name, found)
+        section.claims += _claims(name, found)
     section.add(*remarks("ood_non_bayesian"), *provenance(units))
     return section
 
@@ -108,16 +110,16 @@ def _tables(name: str, units: list[Unit]) -> list[Table]:
     return [first, Table(["method", "test accuracy", "AUROC against SVHN"], rows)]
 
 
-def _claims(name: str, units: list[Unit]) -> list[Check]:
+def _claims(name: str, units: list[Unit]) -> list[Claim]:
     averaged = partial(percent, units)
 
-    checks = []
+    claims = []
     for kind in units[0].result["outliers"]:
         ours = averaged("LLL-RGPR-OOD", "auroc", kind)
         others = {title: averaged(title, "auroc", kind) for title in DETECTORS}
         passed = ours > max(others.values())
-        checks.append(
-            Check(
+        claims.append(
+            Claim(
                 f"{name} against {kind}: the AUROC of LLL-RGPR-OOD is above Mahalanobis's",
                 f"{ours:.1f} % against "
                 + ", ".join(f"{value:.1f} % ({title})" for title, value in others.items()),
@@ -127,8 +129,8 @@ def _claims(name: str, units: list[Unit]) -> list[Check]:
         )
     change = averaged("LLL-RGPR-OOD", "accuracy") - averaged("MAP", "accuracy")
     return [
-        *checks,
-        Check(
+        *claims,
+        Claim(
             f"{name}: unlike DUQ, LLL-RGPR-OOD does not reduce the accuracy",
             f"{change:+.2f} points from that of MAP",
             change >= -0.3,
@@ -139,4 +141,16 @@ def _claims(name: str, units: list[Unit]) -> list[Check]:
 _DISCUSSION = (
     "The paper compares with numbers of other networks; on the same network the detector can be "
     "better."
+)
+
+
+register(
+    Experiment(
+        name=NAME,
+        title="Against non-Bayesian detectors",
+        paper="tab:ood_non_bayesian",
+        place=120,
+        run=run,
+        render=render,
+    )
 )
