@@ -26,7 +26,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rgpr import noise
 from rgpr.metrics import accuracy, auroc, confidence, ece, fpr95, nll
 from rgpr.model import RGPR
 
@@ -35,13 +34,13 @@ from ..context import Context
 from ..data import (
     ImageSet,
     Loader,
-    MissingDataError,
+    OutlierSource,
     grey,
     notes_of,
-    read_images,
+    read_kinds,
     read_split,
-    some,
     three_channels,
+    uniform_noise,
 )
 from ..experiment import Experiment, register
 from ..methods import Contestants, contestants
@@ -51,40 +50,34 @@ from ..units import Result, Unit, read_units, run_seeds
 __all__ = ["OUTLIERS", "render", "run", "summary"]
 
 NAME = "two-answers"
-MOST = 5000
-_Change = Callable[[Tensor], Tensor]
+_Answer = Callable[[Tensor], Tensor]
 
-
-def _same(x: Tensor) -> Tensor:
-    return x
-
-
-_COLOUR: dict[str, tuple[str, str, _Change]] = {
-    "CIFAR10": ("cifar10", "test", _same),
-    "CIFAR100": ("cifar100", "test", _same),
-    "Tiny ImageNet": ("tiny_imagenet32", "train", _same),
-    "SVHN": ("svhn", "test", _same),
-    "LSUN": ("lsun", "test", _same),
-    "FMNIST3D": ("fashion_mnist", "test", three_channels),
-    "MNIST3D": ("mnist", "test", three_channels),
+_COLOUR = {
+    "CIFAR10": OutlierSource("cifar10"),
+    "CIFAR100": OutlierSource("cifar100"),
+    "Tiny ImageNet": OutlierSource("tiny_imagenet32", "train"),
+    "SVHN": OutlierSource("svhn"),
+    "LSUN": OutlierSource("lsun"),
+    "FMNIST3D": OutlierSource("fashion_mnist", change=three_channels),
+    "MNIST3D": OutlierSource("mnist", change=three_channels),
 }
 
 
-def _colour(*names: str) -> dict[str, tuple[str, str, _Change]]:
+def _colour(*names: str) -> dict[str, OutlierSource]:
     return {name: _COLOUR[name] for name in names}
 
 
-# For each in-distribution set its near and far outliers; uniform noise comes to the far ones.
-OUTLIERS: dict[str, dict[str, dict[str, tuple[str, str, _Change]]]] = {
+# For each in-distribution set its near and far outliers; uniform noise is added to the far ones.
+OUTLIERS: dict[str, dict[str, dict[str, OutlierSource]]] = {
     "mnist": {
         "near": {
-            "EMNIST": ("emnist_letters", "test", _same),
-            "KMNIST": ("kmnist", "test", _same),
-            "notMNIST": ("notmnist", "test", _same),
+            "EMNIST": OutlierSource("emnist_letters"),
+            "KMNIST": OutlierSource("kmnist"),
+            "notMNIST": OutlierSource("notmnist"),
         },
         "far": {
-            "FMNIST": ("fashion_mnist", "test", _same),
-            "GrayCIFAR10": ("cifar10", "test", grey),
+            "FMNIST": OutlierSource("fashion_mnist"),
+            "GrayCIFAR10": OutlierSource("cifar10", change=grey),
         },
     },
     "cifar10": {
@@ -100,8 +93,8 @@ OUTLIERS: dict[str, dict[str, dict[str, tuple[str, str, _Change]]]] = {
         "far": _colour("LSUN", "FMNIST3D", "MNIST3D"),
     },
     "digits": {
-        "near": {"mirrored": ("", "", lambda x: x.flip(3))},
-        "far": {"inverted": ("", "", lambda x: 255 - x)},
+        "near": {"mirrored": OutlierSource("", change=lambda x: x.flip(3))},
+        "far": {"inverted": OutlierSource("", change=lambda x: 255 - x)},
     },
 }
 
@@ -121,7 +114,7 @@ def _unit(context: Context, name: str, seed: int) -> Result:
     base = RGPR(competing.posterior("LLL"), layers="input").fit(competing.train, progress=False)
     base.sigma2 = 0.0
     stages["base"] = _at_data(base, competing)
-    answers: dict[str, _Change] = {
+    answers: dict[str, _Answer] = {
         "confidence, base": lambda x: confidence(base(x)),
         "confidence": lambda x: confidence(model(x)),
         "score": lambda x: -model.score(x),
@@ -145,27 +138,14 @@ def _unit(context: Context, name: str, seed: int) -> Result:
 
 
 def _outliers(context: Context, name: str) -> tuple[dict[str, dict[str, ImageSet]], dict[str, str]]:
-    """Near and far outliers, at most 5000 of a kind, and what gets those that are missing."""
+    """Near and far outliers, at most 5000 of a kind, and how to get those that are missing."""
     _, test = read_split(context.data, name, context.device, context.download)
-    found: dict[str, dict[str, ImageSet]] = {"near": {}, "far": {}}
+    found: dict[str, dict[str, ImageSet]] = {}
     missing: dict[str, str] = {}
     for where, kinds in OUTLIERS[name].items():
-        for kind, (other, part, change) in kinds.items():
-            try:
-                images = (
-                    read_images(context.data, other, part, download=context.download)
-                    if other
-                    else test
-                )
-            except MissingDataError as gap:
-                missing[kind] = gap.remedy
-                continue
-            x = change(some(images.x, MOST, 0)).to(context.device)
-            note = images.note if other else ""
-            found[where][kind] = ImageSet(kind, x, torch.zeros(len(x)), note)
-    like = some(test.x, MOST, 0).float()
-    uniform = noise.uniform(like, generator=torch.Generator().manual_seed(0))
-    found["far"]["UniformNoise"] = ImageSet("UniformNoise", uniform, torch.zeros(len(uniform)))
+        found[where], gaps = read_kinds(context.data, kinds, test, download=context.download)
+        missing |= gaps
+    found["far"]["UniformNoise"] = uniform_noise(test)
     return found, missing
 
 
@@ -197,7 +177,7 @@ def _promises(model: RGPR, competing: Contestants) -> dict[str, float]:
 
 
 @torch.no_grad()
-def _detection(value: _Change, test: Loader, sets: dict[str, ImageSet]) -> dict[str, Any]:
+def _detection(value: _Answer, test: Loader, sets: dict[str, ImageSet]) -> dict[str, Any]:
     inside = torch.cat([value(x) for x, _ in test])
     result: dict[str, Any] = {"fpr95": {}, "auroc": {}}
     for kind, images in sets.items():
