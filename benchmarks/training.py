@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 import rgpr
 from rgpr._atomic import replacing
-from rgpr_paper.training import Recipe, lenet, resnet18, train
+from rgpr_paper.training import RunOptions, TrainingPlan, lenet, resnet18, train
 
 
 def read(path: Path) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
@@ -47,13 +47,21 @@ def main() -> None:
 
     runs = {
         # Mirrored digits are other digits, so no flips on MNIST.
-        "lenet-mnist-paper_adam": ("mnist", lenet, Recipe.paper_adam(**shorter)),
-        "lenet-mnist-fast": ("mnist", lenet, Recipe.fast(augment="crop", **shorter)),
-        "lenet-mnist-fast-no-augment": ("mnist", lenet, Recipe.fast(augment="none", **shorter)),
-        "resnet18-cifar10-fast": ("cifar10", resnet18, Recipe.fast(**shorter)),
+        "lenet-mnist-paper_adam": ("mnist", lenet, TrainingPlan.paper_adam(**shorter)),
+        "lenet-mnist-fast": ("mnist", lenet, TrainingPlan.fast(augment="crop", **shorter)),
+        "lenet-mnist-fast-no-augment": (
+            "mnist",
+            lenet,
+            TrainingPlan.fast(augment="none", **shorter),
+        ),
+        "resnet18-cifar10-fast": ("cifar10", resnet18, TrainingPlan.fast(**shorter)),
     }
     if options.paper_resnet:
-        runs["resnet18-cifar10-paper_sgd"] = ("cifar10", resnet18, Recipe.paper_sgd(**shorter))
+        runs["resnet18-cifar10-paper_sgd"] = (
+            "cifar10",
+            resnet18,
+            TrainingPlan.paper_sgd(**shorter),
+        )
     if options.only:
         runs = {name: runs[name] for name in options.only}
 
@@ -66,7 +74,7 @@ def main() -> None:
         "runs": {},
     }
     data = {name: read(options.data / f"{name}.npz") for name in {run[0] for run in runs.values()}}
-    for name, (which, build, recipe) in runs.items():
+    for name, (which, build, plan) in runs.items():
         training, test = data[which]
         torch.manual_seed(options.seed)
         network = build()
@@ -76,11 +84,13 @@ def main() -> None:
         history = train(
             network,
             training,
-            recipe,
+            plan,
+            RunOptions(
+                seed=options.seed,
+                device=options.device,
+                checkpoint=out / f".{name}.checkpoint",
+            ),
             validation=test,
-            device=options.device,
-            seed=options.seed,
-            checkpoint=out / f".{name}.checkpoint",
         )
         total = time.perf_counter() - started
         results["runs"][name] = {

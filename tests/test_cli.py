@@ -11,7 +11,7 @@ import pytest
 
 import rgpr
 from rgpr.cli import _show, main
-from rgpr_paper.bases import CLASSIFIERS
+from rgpr_paper.posterior_table import CLASSIFIERS
 
 
 @pytest.fixture(scope="module")

@@ -1,81 +1,29 @@
-"""The paper's experiments, one module for each figure or table.
+"""The experiments of the paper, and ours, that can be run again by name.
 
 ``rgpr paper list`` names them, ``rgpr paper run NAME`` runs one or all of them, and ``rgpr paper
-report`` shows what the runs left behind beside the paper's numbers. To add one: a module with
-``run`` and ``render`` as :mod:`rgpr_paper.experiment` describes them, and a line below.
+report`` shows what the runs left behind beside the paper's numbers. Each file of the folder
+``experiments`` is one table or figure; everything else here helps them. ``experiment.py`` has the
+contract, ``units.py`` runs and keeps the numbers, ``section.py`` and ``report.py`` show them.
+``data`` reads the data sets, ``corruptions`` spoils images, ``training`` and ``networks.py`` train,
+and ``methods.py`` has the methods that are compared, by name. ``published`` holds the numbers that
+the paper printed.
+
+To add an experiment, write a file with ``run`` and ``render`` that registers an
+:class:`Experiment`. In the folder ``experiments`` it is found without being listed anywhere; a file
+of your own is named by ``--import`` on the command line, or imported before
+:func:`run_experiment`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from .context import Context
+from .experiment import Experiment, all_experiments, import_from, register, run_experiment
 
-if TYPE_CHECKING:
-    from .experiment import Context
-
-__all__ = ["EXPERIMENTS", "Experiment", "run_experiment"]
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """What the list says about an experiment.
-
-    Attributes:
-        title: What it shows.
-        paper: The figure or table of the paper that it makes, by its label there.
-    """
-
-    title: str
-    paper: str
-
-
-EXPERIMENTS = {
-    "construction": Experiment(
-        "The kernel as the limit of ReLU features", "fig:double_cubicspline_gps"
-    ),
-    "moons": Experiment("Overconfidence far away, on two moons", "fig:asymp_overconfidence"),
-    "contours": Experiment("The residual's variance around two moons", "fig:kernel_contours"),
-    "tuning": Experiment("Objectives for tuning the residual's scales", "fig:tuning"),
-    "toy-regression": Experiment("Toy regression", "fig:toy_reg"),
-    "uci": Experiment("Error bars of regression, near and far", "tab:ood_reg_faraway"),
-    "far-away": Experiment("Confidence against the distance from the data", "fig:exp_far_away"),
-    "far-away-noise": Experiment("Far-away noise, more bases than one", "tab:ood_faraway"),
-    "rotated-mnist": Experiment("Rotated MNIST", "fig:dataset_shift"),
-    "corrupted-cifar10": Experiment("Corrupted CIFAR-10", "fig:dataset_shift, tab:cifar10c"),
-    "detection": Experiment(
-        "Outliers found and calibration kept, all methods on the same networks",
-        "tab:ood_avg, tab:ood_hyperopt, tab:ood_auroc_auprc, tab:acc_ece, tab:calib_ood",
-    ),
-    "non-bayesian": Experiment("Against non-Bayesian detectors", "tab:ood_non_bayesian"),
-    "optimal-scales": Experiment("Scales that tuning finds", "tab:opt_hyperparams"),
-    "natural-images": Experiment("Natural images as outliers for tuning", "tab:ood_imagenet"),
-    "two-answers": Experiment("Probabilities and score of the default, near and far", "ours"),
-    "small-data": Experiment("The default with 30 to 300 validation examples", "ours"),
-}
-
-
-def module_of(name: str) -> Any:
-    """The experiment's module."""
-    return import_module(f".{name.replace('-', '_')}", __name__)
-
-
-def run_experiment(name: str, context: Context) -> list[str]:
-    """Run what is not there yet, write ``OUT/NAME/NAME.md`` and its figures.
-
-    Args:
-        name: One of ``EXPERIMENTS``.
-        context: How to run.
-
-    Returns:
-        For the units whose data are missing, what gets them.
-
-    Raises:
-        ValueError: Files of a run with other settings are in the way.
-    """
-    from .experiment import gaps
-    from .report import write_section
-
-    module_of(name).run(context)
-    write_section(name, context.out)
-    return gaps(context.out / name)
+__all__ = [
+    "Context",
+    "Experiment",
+    "all_experiments",
+    "import_from",
+    "register",
+    "run_experiment",
+]

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from statistics import mean
 from typing import Any
 
-from .experiment import Unit
 from .published import published
 from .section import Block, Text
+from .units import Unit
 
 __all__ = ["PAPER_NAMES", "TUNINGS", "by_set", "over_seeds", "percent", "remarks", "stand_ins"]
 

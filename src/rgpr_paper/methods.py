@@ -9,22 +9,19 @@ A name is a base, alone or with the residual: ``LLL``, ``LLL-RGPR-OOD``, ``KFL-R
 - ``-RGPR``: the paper's residual with all scales at 1e-10, as in its far-away table;
   ``-RGPR-untuned``: with those that the fit sets.
 - ``-RGPR-onset``: this library's default residual, calibrated on the validation images.
-- Detectors give scores instead of probabilities: ``LLL-RGPR-score``, the score of that model, and
-  ``Energy``, ``KNN``, ``Mahalanobis``, ``ViM``.
+- Two kinds of methods give scores instead of probabilities: ``LLL-RGPR-score``, the score of that
+  model, and every registered detector by the name of its class, such as ``Energy`` or ``KNN``.
 
 Bases with Gaussian outputs predict by the probit; the samples of an ensemble, of KFL and of SWAG
 are averaged after the softmax. Prior precisions and temperatures are chosen, and scales tuned, on
 2000 images split off the test set, as in the paper; test images are the rest. Outliers for tuning
 are smoothed noise made of training images, and never a test set of outliers.
 
-With the recipe ``fast`` KFL's curvature is estimated by one sampled label an image instead of the
-sum over all classes, and SWAG goes on for 10 epochs instead of 20. Batch normalisation of its
-samples has the statistics of 10000 training images.
+The bases are in :mod:`rgpr_paper.image_posteriors`.
 """
 
 from __future__ import annotations
 
-import copy
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -38,50 +35,30 @@ from torch import Tensor, nn
 
 from rgpr import noise
 from rgpr.answers import Calibration
-from rgpr.baselines.detectors import KNN, Detector, Energy, Mahalanobis, ViM
-from rgpr.baselines.gp_residual import GPDSCS
+from rgpr.baselines.detectors import DETECTORS, Detector, MaxSoftmax
 from rgpr.model import RGPR
-from rgpr.posteriors import (
-    KFL,
-    MAP,
-    SVDKL,
-    Ensemble,
-    Posterior,
-    SWAGCollector,
-    Temperature,
-    choose_prior_precision,
-    fit_laplace,
-)
+from rgpr.posteriors import Ensemble, Posterior
 from rgpr.posteriors.sampled import SampledPosterior
 from rgpr.tuning import TuningResult
 
+from .context import Context
 from .data import ImageSet, Loader, grey, notes_of, read_images, read_split, some
-from .experiment import Context
-from .networks import MEMBERS, SETTINGS, ensemble, trained
-from .training import Recipe, train
+from .image_posteriors import BASES, SAMPLES
+from .networks import MEMBERS, SETTINGS, trained
 
 __all__ = [
     "BASES",
     "COMPARED",
-    "DETECTORS",
     "FAR_SIGMA2",
     "SAMPLES",
     "Contestants",
     "Method",
     "contestants",
+    "detectors",
 ]
 
 VALIDATION = OUTLIERS_TO_TUNE = 2000
-SAMPLES = 10
-STATISTICS = 10_000
 FAR_SIGMA2 = 1e-10
-DETECTORS: dict[str, type[Detector]] = {
-    "Energy": Energy,
-    "KNN": KNN,
-    "Mahalanobis": Mahalanobis,
-    "ViM": ViM,
-}
-
 
 # The paper's methods in its order, and this library's.
 COMPARED = (
@@ -96,16 +73,23 @@ COMPARED = (
 )
 
 
+def detectors() -> dict[str, type[Detector]]:
+    """Every registered detector but max-softmax, whose score is the confidence of ``MAP``."""
+    return {kind.__name__: kind for kind in DETECTORS.values() if kind is not MaxSoftmax}
+
+
 @dataclass(frozen=True)
 class Method:
     """A method, ready to be measured.
 
     Attributes:
-        name: As asked for.
-        predict: Probabilities ``(B, C)``, or scores ``(B,)``, higher for more in-distribution.
-        model: What predicts, unless it is a detector.
-        tuning: What tuning or calibrating chose, where there was some.
-        seconds: How long its own parts took; what it shares with others is with these.
+        name: The name that it was asked for by.
+        predict: Gives probabilities ``(B, C)``, or scores ``(B,)`` that are higher for inputs more
+            like the data.
+        model: The model that predicts probabilities; ``None`` for methods that give scores.
+        tuning: The result of tuning or calibrating, where there was some.
+        seconds: How long the method's own parts took. Parts that several methods share, such as
+            the base, are timed by :class:`Contestants`.
     """
 
     name: str
@@ -121,15 +105,17 @@ class Contestants:
     Attributes:
         network: The trained network.
         train: Loader of all training images.
-        validation: Of 2000 images split off the test set, or a fifth of a smaller one.
-        test: Of the rest.
-        test_rows: Which rows of the whole test set these are.
-        notes: What the images are, if not what their name says.
+        validation: Loader of 2000 images split off the test set, or a fifth of a smaller one.
+        test: Loader of the other test images.
+        test_rows: Rows of the whole test set that ``test`` has.
+        notes: For a stand-in, by its set's name, what its images really are.
         seconds: How long training and fitting took, by part.
     """
 
     def __init__(self, context: Context, name: str, seed: int) -> None:
-        self.context, self.name, self.seed = context, name, seed
+        self.context: Context = context
+        self.name: str = name
+        self.seed: int = seed
         self.network: nn.Module
         self.train: Loader
         self.validation: Loader
@@ -148,7 +134,7 @@ class Contestants:
 
     @property
     def classes(self) -> int:
-        """How many classes there are."""
+        """Number of classes."""
         return SETTINGS[self.name].classes
 
     @cached_property
@@ -183,7 +169,7 @@ class Contestants:
         if base not in BASES:
             raise ValueError(f"no base '{base}'; there are {', '.join(BASES)}")
         if base not in self._posteriors:
-            # Fitted when first asked for, which may be amid predictions.
+            # The first call may come amid predictions, where gradients are off.
             with self._timed(f"{base}, fit"), _quiet(), torch.enable_grad():
                 self._posteriors[base] = BASES[base](self)
         return self._posteriors[base]
@@ -196,12 +182,12 @@ class Contestants:
             ValueError: There is no such method.
         """
         if name not in self._methods:
-            with _quiet():  # what tuning says is kept in its result
+            with _quiet():  # the result of a tuning keeps its warnings
                 self._methods[name] = self._make(name)
         return self._methods[name]
 
     def methods(self, names: Iterable[str]) -> Iterator[Method]:
-        """One after the other."""
+        """The methods of these names, each fitted when its turn comes."""
         return (self.method(name) for name in names)
 
     def extended(self, base: str, sigma2: float | None) -> RGPR:
@@ -212,45 +198,19 @@ class Contestants:
         return model
 
     def _make(self, name: str) -> Method:
-        if name in DETECTORS:
+        if name in detectors():
             started = time.perf_counter()
-            detector = DETECTORS[name](self.network).fit(self.train, progress=False)
+            detector = detectors()[name](self.network).fit(self.train, progress=False)
             seconds = {"fit": time.perf_counter() - started}
             return Method(name, lambda x: -detector.score(x), None, None, seconds)
-        base, residual, tuning = name.partition("-RGPR")
-        posterior = self.posterior(base)
-        started = time.perf_counter()
+        base, residual, kind = name.partition("-RGPR")
+        self.posterior(base)  # fitted, or refused, before the method's own time is taken
         if not residual:
-            # The fit only checks shapes here: the residual is switched off.
-            model = RGPR(posterior, layers="input", residual="paper")
-            model.fit(self.validation, progress=False).sigma2 = 0.0
-            return Method(name, _predictor(model), model, None, {})
-        if tuning in ("", "-untuned"):
-            model = self.extended(base, None if tuning else FAR_SIGMA2)
-            return Method(name, _predictor(model), model, None, {})
-        if tuning == "-score":
-            model = self._calibrated(f"{base}-RGPR-onset")
-            return Method(name, lambda x: -model.score(x), None, None, {})
-        if tuning == "-onset":
-            model = RGPR(posterior).fit(self.train, progress=False)
-            seconds = {"fit": time.perf_counter() - started}
-            started = time.perf_counter()
-            found = model.calibrate(self.validation, progress=False)
-            seconds["calibrate"] = time.perf_counter() - started
-            return Method(name, _predictor(model), model, found, seconds)
-        if tuning not in _TUNINGS:
-            known = ["-onset", "-score", *_TUNINGS]
+            return _alone(self, base)
+        if kind not in _RESIDUALS:
+            known = ", ".join(repr(suffix) for suffix in _RESIDUALS)
             raise ValueError(f"no method '{name}'; '-RGPR' can be followed by {known}")
-        model = RGPR(posterior, residual="paper").fit(self.train, progress=False)
-        seconds = {"fit": time.perf_counter() - started}
-        result = model.tune(self.validation, progress=False, **_TUNINGS[tuning](self))
-        seconds["tune"] = result.seconds
-        return Method(name, _predictor(model), model, result, seconds)
-
-    def _calibrated(self, name: str) -> RGPR:
-        model = self.method(name).model
-        assert model is not None
-        return model
+        return _RESIDUALS[kind](self, base, name)
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:
@@ -271,10 +231,74 @@ def natural_images(context: Context) -> ImageSet:
     return read_images(context.data, "imagenet32", "train", download=context.download)
 
 
-_TUNINGS: dict[str, Callable[[Contestants], dict[str, Any]]] = {
-    "-LL": lambda c: {"objective": "likelihood"},
-    "-OOD": lambda c: {"objective": "ood", "ood_weight": 0.5, "ood": c.noise},
-    "-OOD-natural": lambda c: {"objective": "ood", "ood_weight": 0.5, "ood": c.natural},
+# -- with and without the residual ---------------------------------------------------------------
+
+
+def _alone(c: Contestants, base: str) -> Method:
+    """A base without the residual: its scales are zero, so that the fit only checks shapes."""
+    model = RGPR(c.posterior(base), layers="input", residual="paper")
+    model.fit(c.validation, progress=False).sigma2 = 0.0
+    return Method(base, _predictor(model), model, None, {})
+
+
+def _with_fixed_scales(c: Contestants, base: str, name: str) -> Method:
+    model = c.extended(base, FAR_SIGMA2)
+    return Method(name, _predictor(model), model, None, {})
+
+
+def _untuned(c: Contestants, base: str, name: str) -> Method:
+    model = c.extended(base, None)
+    return Method(name, _predictor(model), model, None, {})
+
+
+def _calibrated(c: Contestants, base: str, name: str) -> Method:
+    """This library's default residual, calibrated on the validation images."""
+    started = time.perf_counter()
+    model = RGPR(c.posterior(base)).fit(c.train, progress=False)
+    fitted = time.perf_counter()
+    found = model.calibrate(c.validation, progress=False)
+    seconds = {"fit": fitted - started, "calibrate": time.perf_counter() - fitted}
+    return Method(name, _predictor(model), model, found, seconds)
+
+
+def _score(c: Contestants, base: str, name: str) -> Method:
+    """The score of the calibrated model, whose sign makes it higher for inputs like the data."""
+    model = c.method(f"{base}-RGPR-onset").model
+    assert model is not None
+    return Method(name, lambda x: -model.score(x), None, None, {})
+
+
+def _by_likelihood(c: Contestants, base: str, name: str) -> Method:
+    return _tuned(c, base, name, objective="likelihood")
+
+
+def _by_noise(c: Contestants, base: str, name: str) -> Method:
+    return _tuned(c, base, name, objective="ood", ood_weight=0.5, ood=c.noise)
+
+
+def _by_natural_images(c: Contestants, base: str, name: str) -> Method:
+    return _tuned(c, base, name, objective="ood", ood_weight=0.5, ood=c.natural)
+
+
+def _tuned(c: Contestants, base: str, name: str, **objective: Any) -> Method:
+    """The paper's residual, its scales tuned on the validation images."""
+    started = time.perf_counter()
+    model = c.extended(base, None)
+    seconds = {"fit": time.perf_counter() - started}
+    result = model.tune(c.validation, progress=False, **objective)
+    seconds["tune"] = result.seconds
+    return Method(name, _predictor(model), model, result, seconds)
+
+
+# What may follow "-RGPR" in a name.
+_RESIDUALS: dict[str, Callable[[Contestants, str, str], Method]] = {
+    "": _with_fixed_scales,
+    "-untuned": _untuned,
+    "-onset": _calibrated,
+    "-score": _score,
+    "-LL": _by_likelihood,
+    "-OOD": _by_noise,
+    "-OOD-natural": _by_natural_images,
 }
 
 
@@ -292,75 +316,6 @@ def _predictor(model: RGPR) -> Callable[[Tensor], Tensor]:
         return probabilities
 
     return predict
-
-
-# -- bases ---------------------------------------------------------------------------------------
-
-
-def _last_layer(c: Contestants) -> Posterior:
-    """Last-layer Laplace, its prior precision the best of a grid for the validation data."""
-    la = fit_laplace(c.network, c.train, subset="last_layer")
-    size = 3 if c.context.small else 41
-    return choose_prior_precision(la, c.validation, grid_size=size, progress=False)
-
-
-def _swag(c: Contestants) -> Posterior:
-    """Goes on from the trained network by SGD with a constant rate; an iterate each epoch."""
-    network = copy.deepcopy(c.network)
-    collector = SWAGCollector(network)
-    recipe = SETTINGS[c.name].recipes["fast"]
-    recipe = Recipe(
-        optimizer="sgd",
-        lr=SETTINGS[c.name].swag_lr,
-        milestones=(),
-        epochs=3 if c.context.small else 10 if c.context.recipe == "fast" else 20,
-        augment=recipe.augment,
-        batch_size=recipe.batch_size,
-        bf16=recipe.bf16,
-    )
-    assert c.train.y is not None
-    train(
-        network,
-        (c.train.x, c.train.y),
-        recipe,
-        device=c.context.device,
-        seed=c.seed,
-        callback=lambda epoch, _: collector.collect(),
-    )
-    statistics = Loader(some(c.train.x, STATISTICS, c.seed))
-    return collector.posterior(statistics, n_samples=SAMPLES, progress=False)
-
-
-def _kfl(c: Contestants) -> Posterior:
-    return KFL.fit(
-        c.network,
-        c.train,
-        val_loader=c.validation,
-        n_samples=SAMPLES,
-        backend_kwargs={"stochastic": c.context.recipe == "fast"},
-    )
-
-
-def _svdkl(c: Contestants) -> Posterior:
-    extractor: nn.Module = SVDKL.split(c.network)
-    epochs = 2 if c.context.small else None
-    return SVDKL.fit(extractor, c.train, classes=c.classes, epochs=epochs, progress=False)
-
-
-def _gp_dscs(c: Contestants) -> Posterior:
-    return GPDSCS.fit(c.network, c.train, epochs=2 if c.context.small else None, progress=False)
-
-
-BASES: dict[str, Callable[[Contestants], Posterior]] = {
-    "MAP": lambda c: MAP(c.network),
-    "TS": lambda c: Temperature(c.network).fit(c.validation, progress=False),
-    "DE": lambda c: Ensemble(ensemble(c.context, c.name, c.seed)),
-    "GP-DSCS": _gp_dscs,
-    "LLL": _last_layer,
-    "KFL": _kfl,
-    "SWAG": _swag,
-    "SVDKL": _svdkl,
-}
 
 
 @contextmanager

@@ -1,10 +1,11 @@
 """The trained image networks, shared by all experiments and never trained twice.
 
-A network belongs to a set, a recipe (``fast`` or ``paper``) and a seed. Its training run is a
-checkpoint under ``OUT/checkpoints``, which version control leaves alone; an interrupted training
-goes on from there. Ensembles of five share their members: that of seed ``s`` has the networks of
-the seeds ``s`` to ``s + 4``, so three ensembles take seven networks. They are no longer
-independent of each other, which narrows the spread between them.
+A network belongs to a set, a recipe (the word ``fast`` or ``paper``, which names a training plan
+for each set) and a seed. Its training run is a checkpoint under ``OUT/checkpoints``, which version
+control leaves alone; an interrupted training goes on from there. Ensembles of five share their
+members: that of seed ``s`` has the networks of the seeds ``s`` to ``s + 4``, so three ensembles
+take seven networks. They are no longer independent of each other, which narrows the spread between
+them.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from .context import Context
 from .data import read_split
-from .experiment import Context
-from .training import Recipe, lenet, resnet18, train
+from .training import RunOptions, TrainingPlan, lenet, resnet18, train
 
 __all__ = ["MEMBERS", "SETTINGS", "ensemble", "trained"]
 
@@ -31,40 +32,38 @@ class Setting:
     """How the networks of a set are made.
 
     Attributes:
-        build: Makes the network.
-        recipes: For each word of ``--recipe``.
-        classes: How many there are.
+        build: Makes the network, untrained.
+        plans: The training plan for each word that ``--recipe`` takes.
+        classes: Number of classes.
         swag_lr: Constant learning rate with which SWAG goes on from the trained network.
     """
 
     build: Callable[[], nn.Module]
-    recipes: dict[str, Recipe]
+    plans: dict[str, TrainingPlan]
     classes: int = 10
     swag_lr: float = 0.01
 
 
-# Mirrored digits are other digits: MNIST and SVHN are shifted alone.
-_DIGITS = Recipe.fast(augment="none", batch_size=64, lr=0.02)
+# Mirrored digits are other digits: the images of MNIST and SVHN are shifted and never mirrored.
+_PHOTOS = {"fast": TrainingPlan.fast(), "paper": TrainingPlan.paper_sgd()}
+_DIGITS = TrainingPlan.fast(augment="none", batch_size=64, lr=0.02)
 SETTINGS = {
-    "mnist": Setting(lenet, {"fast": Recipe.fast(augment="crop"), "paper": Recipe.paper_adam()}),
-    "cifar10": Setting(resnet18, {"fast": Recipe.fast(), "paper": Recipe.paper_sgd()}),
+    "mnist": Setting(
+        lenet, {"fast": TrainingPlan.fast(augment="crop"), "paper": TrainingPlan.paper_adam()}
+    ),
+    "cifar10": Setting(resnet18, _PHOTOS),
     "svhn": Setting(
-        resnet18,
-        {"fast": Recipe.fast(augment="crop"), "paper": Recipe.paper_sgd(augment="crop")},
+        resnet18, {word: replace(plan, augment="crop") for word, plan in _PHOTOS.items()}
     ),
-    "cifar100": Setting(
-        partial(resnet18, classes=100),
-        {"fast": Recipe.fast(), "paper": Recipe.paper_sgd()},
-        classes=100,
-    ),
+    "cifar100": Setting(partial(resnet18, classes=100), _PHOTOS, classes=100),
     "digits": Setting(partial(lenet, size=16), {"fast": _DIGITS, "paper": _DIGITS}),
 }
 
 
-def recipe_of(context: Context, name: str) -> Recipe:
-    """The recipe for a set; a tenth of its epochs if small."""
-    recipe = SETTINGS[name].recipes[context.recipe]
-    return replace(recipe, epochs=max(1, recipe.epochs // 10)) if context.small else recipe
+def plan_of(context: Context, name: str) -> TrainingPlan:
+    """The training plan of a set; the small version has a tenth of its epochs."""
+    plan = SETTINGS[name].plans[context.recipe]
+    return replace(plan, epochs=max(1, plan.epochs // 10)) if context.small else plan
 
 
 def trained(context: Context, name: str, seed: int, *, progress: bool = True) -> nn.Module:
@@ -81,11 +80,13 @@ def trained(context: Context, name: str, seed: int, *, progress: bool = True) ->
     train(
         network,
         (training.x, training.y),
-        recipe_of(context, name),
-        device=context.device,
-        seed=seed,
-        checkpoint=_checkpoint(context, name, seed),
-        progress=progress,
+        plan_of(context, name),
+        RunOptions(
+            seed=seed,
+            device=context.device,
+            checkpoint=_checkpoint(context, name, seed),
+            progress=progress,
+        ),
     )
     return network
 

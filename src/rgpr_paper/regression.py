@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from rgpr.posteriors import Posterior, SWAGCollector, fit_laplace
 
-from .training import Recipe, regression_net, train
+from .training import RunOptions, TrainingPlan, regression_net, train
 
 __all__ = ["SAMPLES", "SIGMA2", "fitted_laplace", "swag", "trained_regressor"]
 
@@ -27,7 +27,7 @@ def trained_regressor(x: Tensor, y: Tensor, *, seed: int, epochs: int) -> nn.Mod
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = regression_net(x.shape[1])
-    recipe = Recipe(
+    plan = TrainingPlan(
         lr=1e-2,
         weight_decay=1e-4,
         epochs=epochs,
@@ -35,7 +35,7 @@ def trained_regressor(x: Tensor, y: Tensor, *, seed: int, epochs: int) -> nn.Mod
         milestones=(epochs // 2, 3 * epochs // 4),
         loss="regression",
     )
-    train(network, (x, y), recipe, seed=seed, progress=False)
+    train(network, (x, y), plan, RunOptions(seed=seed, progress=False))
     return network
 
 
@@ -89,7 +89,7 @@ def swag(network: nn.Module, x: Tensor, y: Tensor, *, seed: int, epochs: int) ->
     """Goes on from the trained network by SGD with a constant rate; an iterate each epoch."""
     network = copy.deepcopy(network)
     collector = SWAGCollector(network)
-    recipe = Recipe(
+    plan = TrainingPlan(
         optimizer="sgd",
         lr=0.1,
         weight_decay=1e-4,
@@ -101,9 +101,7 @@ def swag(network: nn.Module, x: Tensor, y: Tensor, *, seed: int, epochs: int) ->
     train(
         network,
         (x, y),
-        recipe,
-        seed=seed,
-        progress=False,
-        callback=lambda epoch, _: collector.collect(),
+        plan,
+        RunOptions(seed=seed, progress=False, callback=lambda epoch, _: collector.collect()),
     )
     return collector.posterior(n_samples=SAMPLES)

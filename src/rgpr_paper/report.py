@@ -14,9 +14,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from . import EXPERIMENTS, module_of
-from .experiment import gaps, read_units, write_text
-from .section import Block, Check, Figure, Section, Table, Text
+from .experiment import Experiment, all_experiments
+from .section import Block, Claim, Figure, Section, Table, Text
+from .units import gaps, read_units, write_text
 
 __all__ = ["block_markdown", "write_report", "write_section"]
 
@@ -32,29 +32,33 @@ _INTRODUCTION = (
 class _Shown:
     """A section with its place in the report."""
 
-    name: str
+    experiment: Experiment
     section: Section
     gaps: list[str]
     state: str
 
+    @property
+    def name(self) -> str:
+        return self.experiment.name
+
+    @property
+    def title(self) -> str:
+        return self.experiment.title
+
+    @property
+    def paper(self) -> str:
+        return self.experiment.paper
+
     def write(self, out: Path) -> Path:
-        """The experiment's own page."""
+        """Write the experiment's own page and return its path."""
         path = out / self.name / f"{self.name}.md"
         write_text(path, _section_markdown(self, level=1, folder=""))
         return path
 
-    @property
-    def title(self) -> str:
-        return EXPERIMENTS[self.name].title
 
-    @property
-    def paper(self) -> str:
-        return EXPERIMENTS[self.name].paper
-
-
-def write_section(name: str, out: Path) -> Path:
+def write_section(experiment: Experiment, out: Path) -> Path:
     """Draw an experiment's figures and write ``OUT/NAME/NAME.md``; returns its path."""
-    return _shown(name, out).write(out)
+    return _shown(experiment, out).write(out)
 
 
 def write_report(out: Path) -> tuple[Path, Path]:
@@ -71,8 +75,9 @@ def write_report(out: Path) -> tuple[Path, Path]:
             f"no folder {out}: run an experiment first, such as `rgpr paper run all --out {out}`"
         )
     sections = []
-    for name in tqdm(EXPERIMENTS, desc="report", leave=False, disable=None):
-        shown = _shown(name, out)
+    experiments = all_experiments().values()
+    for experiment in tqdm(experiments, desc="report", leave=False, disable=None):
+        shown = _shown(experiment, out)
         if shown.section.blocks:
             shown.write(out)
         sections.append(shown)
@@ -82,17 +87,18 @@ def write_report(out: Path) -> tuple[Path, Path]:
     return markdown, page
 
 
-def _shown(name: str, out: Path) -> _Shown:
-    folder = out / name
+def _shown(experiment: Experiment, out: Path) -> _Shown:
+    folder = out / experiment.name
     missing = gaps(folder)
     units = read_units(folder)
     if not units:
         if missing:
-            return _Shown(name, Section(), missing, "gap")
-        return _Shown(name, Section(), [f"not run: `rgpr paper run {name} --out {out}`"], "not run")
+            return _Shown(experiment, Section(), missing, "gap")
+        command = f"rgpr paper run {experiment.name} --out {out}"
+        return _Shown(experiment, Section(), [f"not run: `{command}`"], "not run")
     state = "run, small" if any(unit.settings["small"] for unit in units) else "run"
     state += ", with gaps" if missing else ""
-    return _Shown(name, module_of(name).render(folder), missing, state)
+    return _Shown(experiment, experiment.render(folder), missing, state)
 
 
 # -- Markdown ------------------------------------------------------------------------------------
@@ -109,7 +115,7 @@ def _section_markdown(shown: _Shown, level: int, folder: str) -> str:
     parts += [f"**Gap.** {gap}" for gap in shown.gaps]
     for block in shown.section.blocks:
         parts += block_markdown(block, folder)
-    for table in _checks(shown.section.checks):
+    for table in _claims(shown.section.claims):
         parts += block_markdown(table, folder)
     return "\n\n".join(parts) + ("\n" if level == 1 else "")
 
@@ -130,13 +136,13 @@ def _row(cells: object) -> str:
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
-def _checks(checks: list[Check]) -> list[Table]:
+def _claims(claims: list[Claim]) -> list[Table]:
     """The paper's claims, and those of this library."""
     tables = []
     for ours, caption in ((False, "The paper's claims"), (True, "Claims of this library")):
         rows = [
-            [c.claim, c.measured, "holds" if c.passed else "does not hold", c.discussion]
-            for c in checks
+            [c.statement, c.measured, "holds" if c.holds else "does not hold", c.discussion]
+            for c in claims
             if c.ours == ours
         ]
         if rows:
@@ -144,15 +150,15 @@ def _checks(checks: list[Check]) -> list[Table]:
     return tables
 
 
-def _held(checks: list[Check], ours: bool) -> str:
-    chosen = [c for c in checks if c.ours == ours]
-    return f"{sum(c.passed for c in chosen)} of {len(chosen)} hold" if chosen else "-"
+def _held(claims: list[Claim], ours: bool) -> str:
+    chosen = [c for c in claims if c.ours == ours]
+    return f"{sum(c.holds for c in chosen)} of {len(chosen)} hold" if chosen else "-"
 
 
 def _summary(sections: list[_Shown]) -> Table:
     rows = []
     for shown in sections:
-        held = [_held(shown.section.checks, ours) for ours in (False, True)]
+        held = [_held(shown.section.claims, ours) for ours in (False, True)]
         rows.append([shown.title, shown.paper, shown.state, *held])
     return Table(["experiment", "in the paper", "state", "its claims", "ours"], rows)
 
@@ -192,7 +198,7 @@ def _html(sections: list[_Shown], out: Path) -> str:
         body += [f'<p class="paper">In the paper: {_inline(shown.paper)}.</p>']
         body += [f'<p class="gap"><b>Gap.</b> {_inline(gap)}</p>' for gap in shown.gaps]
         body += [_block_html(block, out / shown.name) for block in shown.section.blocks]
-        body += [_table_html(table) for table in _checks(shown.section.checks)]
+        body += [_table_html(table) for table in _claims(shown.section.claims)]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

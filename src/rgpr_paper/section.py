@@ -1,4 +1,4 @@
-"""What an experiment shows: text, tables and figures, and the paper's claims as checks.
+"""What an experiment shows: text, tables and figures, and the claims that were measured.
 
 :mod:`rgpr_paper.report` turns a section into Markdown and HTML. Text is plain; single words can be
 put in backticks.
@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, stdev
 
-from .experiment import Unit
 from .published import published
+from .units import Unit
 
 __all__ = [
     "Block",
-    "Check",
+    "Claim",
     "Figure",
     "Section",
     "Table",
@@ -58,20 +58,20 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Check:
+class Claim:
     """A claim of the paper, or one of this library, measured.
 
     Attributes:
-        claim: What must hold, in a sentence.
-        measured: The numbers that decide.
-        passed: Whether it holds.
-        discussion: Why it does not, or what is to be known about it.
-        ours: Whether it is this library's claim and not the paper's.
+        statement: The sentence that is claimed.
+        measured: The numbers that decide whether it holds.
+        holds: Whether the numbers agree with the statement.
+        discussion: The reason why it does not hold, or a remark for its reader.
+        ours: Whether this library claims it, and not the paper.
     """
 
-    claim: str
+    statement: str
     measured: str
-    passed: bool
+    holds: bool
     discussion: str = ""
     ours: bool = False
 
@@ -81,10 +81,10 @@ Block = Text | Table | Figure
 
 @dataclass
 class Section:
-    """What an experiment shows, in order; checks come last."""
+    """What an experiment shows, in order; claims come last."""
 
     blocks: list[Block] = field(default_factory=list)
-    checks: list[Check] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
 
     def add(self, *blocks: Block) -> None:
         self.blocks += blocks

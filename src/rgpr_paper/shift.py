@@ -20,10 +20,11 @@ from rgpr.answers.examples import Examples, Parameters
 from rgpr.metrics import accuracy, brier, confidence, ece, nll
 from rgpr.model import RGPR
 
+from .context import Context
 from .data import Loader, read_split
-from .experiment import Context, Unit
 from .methods import COMPARED, Contestants, contestants
 from .networks import MEMBERS, trained
+from .units import Unit
 
 __all__ = ["METHODS", "METRICS", "images_of_all", "measured", "methods_of", "notes", "predictions"]
 

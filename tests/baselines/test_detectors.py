@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,17 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from networks import EVERY_NETWORK, InPlace, Task, Wrapper, blobs, convolutional, mlp
-from rgpr.baselines.detectors import DETECTORS, KNN, Detector, Energy, Mahalanobis, MaxSoftmax, ViM
+from rgpr.baselines import detectors
+from rgpr.baselines.detectors import (
+    DETECTORS,
+    KNN,
+    Detector,
+    Energy,
+    Mahalanobis,
+    MaxSoftmax,
+    ViM,
+    register_detector,
+)
 
 
 def loader(x: Tensor, y: Tensor, batch_size: int = 32) -> DataLoader:
@@ -225,6 +237,53 @@ def test_noise_is_told_from_digits(name: str, digits: Task) -> None:
 def test_far_away_is_strange_to_mahalanobis(digits: Task) -> None:
     detector = Mahalanobis(digits.network, "auto").fit(digits.loader(), progress=False)
     assert detector.score(100 * digits.x).min() > 10 * detector.score(digits.x).max()
+
+
+# -- detectors of one's own -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def registry() -> Iterator[None]:
+    """Takes what a test registers out of the list again."""
+    before = dict(DETECTORS)
+    yield
+    DETECTORS.clear()
+    DETECTORS.update(before)
+
+
+class Norm(Detector):
+    def _score(self, x: Tensor) -> Tensor:
+        return x.flatten(1).norm(dim=1).double()
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_detector_from_outside_is_listed() -> None:
+    assert register_detector("norm")(Norm) is Norm
+    assert list(DETECTORS)[-1] == "norm"
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(build("norm", mlp()).fit([]).score(x), x.norm(dim=1).double())
+    register_detector("norm")(Norm)  # a notebook's cell is run twice
+    with pytest.raises(ValueError, match=r"'knn' is rgpr\..*\.KNN already; choose another name"):
+        register_detector("knn")(Norm)
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_new_file_in_the_folder_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "length.py").write_text(
+        "from rgpr.baselines.detectors.energy import Energy\n"
+        "from rgpr.baselines.detectors.base import register_detector\n"
+        "@register_detector('length')\n"
+        "class Length(Energy): pass\n"
+    )
+    path = [*detectors.__path__, str(tmp_path)]
+    monkeypatch.setattr(detectors, "__path__", path)
+    assert "length" not in DETECTORS
+    # The package's own file, once more: it goes through its folders.
+    exec(Path(str(detectors.__file__)).read_text(), vars(detectors).copy())
+    assert DETECTORS["length"].__module__ == "rgpr.baselines.detectors.length"
+    monkeypatch.delitem(sys.modules, "rgpr.baselines.detectors.length")
 
 
 # -- errors ---------------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from scipy.ndimage import gaussian_filter
 from sklearn.datasets import load_sample_images
 from torch.nn import functional as F
 
-from rgpr_paper import corruptions
-from rgpr_paper.corruptions import CHUNK, KINDS, SEVERITIES, corrupt
+from rgpr_paper.corruptions import CHUNK, KINDS, SEVERITIES, corrupt, pixels
 
 NOT_RANDOM = {
     "defocus_blur",
@@ -161,10 +160,10 @@ def test_gaussian_blur_is_scipys(severity, sigma, photos):
 @pytest.mark.parametrize(("severity", "size"), [(1, 30), (2, 28), (3, 27), (4, 24), (5, 20)])
 def test_pixelate_is_pillows(severity, size, photos):
     found = corrupt(photos, "pixelate", severity).permute(0, 2, 3, 1).int()
-    for image, pixels in zip(photos.permute(0, 2, 3, 1).numpy(), found, strict=True):
+    for image, found_pixels in zip(photos.permute(0, 2, 3, 1).numpy(), found, strict=True):
         small = Image.fromarray(image).resize((size, size), Image.BOX)
         expected = torch.tensor(np.asarray(small.resize((32, 32), Image.BOX)))
-        assert (pixels - expected.int()).abs().max() <= 1
+        assert (found_pixels - expected.int()).abs().max() <= 1
 
 
 @given(colours, st.sampled_from(SEVERITIES))
@@ -243,7 +242,7 @@ def test_motion_is_along_a_line_near_the_horizontal():
 
 def test_zoom_is_torchs(photos):
     x = photos.float()
-    zoomed = corruptions._zoom(x, 1.25)
+    zoomed = pixels.zoom(x, 1.25)
     theta = torch.eye(2, 3).repeat(len(x), 1, 1) / 1.25
     grid = F.affine_grid(theta, list(x.shape), align_corners=True)
     assert torch.allclose(zoomed, F.grid_sample(x, grid, align_corners=True), atol=1e-2)
@@ -252,7 +251,7 @@ def test_zoom_is_torchs(photos):
 def test_warp_by_whole_pixels_moves_them(photos):
     x = photos.float()
     flow = torch.tensor([2.0, -3.0])[None, :, None, None].expand(len(x), 2, 32, 32)
-    warped = corruptions._warp(x, flow)
+    warped = pixels.warp(x, flow)
     assert torch.allclose(warped[:, :, :-2, 3:], x[:, :, 2:, :-3], atol=1e-2)
 
 
@@ -269,7 +268,7 @@ def test_elastic_transform_moves_three_corners_by_up_to_its_shift():
 
 def test_noise_of_a_landscape_weakens_with_the_step():
     x = torch.zeros(100, 3, 32, 32)
-    heights = corruptions._landscape(x, torch.Generator().manual_seed(0), 1.5)[:, 0]
+    heights = pixels.landscape(x, torch.Generator().manual_seed(0), 1.5)[:, 0]
 
     def noise(grid):
         """What the middles of squares have beyond the mean of the corners."""
@@ -288,7 +287,7 @@ def test_snow_falls_from_both_sides():
 def test_fog_is_smooth_and_spans_its_range():
     x = torch.zeros(50, 3, 32, 32)
     generator = torch.Generator().manual_seed(0)
-    fine, coarse = (corruptions._landscape(x, generator, decay) for decay in (1.2, 3.0))
+    fine, coarse = (pixels.landscape(x, generator, decay) for decay in (1.2, 3.0))
     for heights in (fine, coarse):
         assert heights.amin() == 0
         assert heights.amax() == 1

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 from rgpr.cli import main
-from rgpr_paper import detection, methods, networks
-from rgpr_paper.experiment import Context, read_units
+from rgpr_paper import methods, networks
+from rgpr_paper.context import Context
+from rgpr_paper.experiments import detection
+from rgpr_paper.units import read_units
 
 SMALL = ["paper", "run", "detection", "--small"]
 
@@ -26,7 +29,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_method_has_a_row(out: Path) -> None:
     result = read_units(out / "detection")[1].result
     assert result["seed"] == 1
-    assert list(result["methods"]) == list(detection.METHODS)
+    assert list(result["methods"]) == list(detection.methods())
     kinds = {"inverted", "mirrored", "UniformNoise"}
     for name, found in result["methods"].items():
         for metric in ("fpr95", "auroc", "auprc"):
@@ -35,14 +38,14 @@ def test_every_method_has_a_row(out: Path) -> None:
         assert (
             ("ece" not in found)
             == ("mmc" not in found)
-            == (name in (*methods.DETECTORS, "LLL-RGPR-score"))
+            == (name in (*methods.detectors(), "LLL-RGPR-score"))
         )
         if "mmc" in found:
             assert set(found["mmc"]) == {*kinds, "test"}
     lines = (out / "detection" / "detection.md").read_text().splitlines()
-    for name in detection.METHODS:
+    for name in detection.methods():
         rows = [line for line in lines if line.startswith(f"| {name} |")]
-        alone = name in (*methods.DETECTORS, "LLL-RGPR-score")
+        alone = name in (*methods.detectors(), "LLL-RGPR-score")
         # All metrics; FPR95, MMC, AUROC, AUPRC by set; calibration.
         assert [row.count("|") for row in rows if row.count("|") > 3] == (
             [7, 5, 5, 5] if alone else [7, 5, 6, 5, 5]
@@ -95,8 +98,9 @@ def test_a_stopped_run_goes_on(out: Path, tmp_path: Path, monkeypatch: pytest.Mo
     trained: list[int] = []
     real = networks.train
 
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        return real(*args, **kwargs, callback=lambda epoch, _: trained.append(epoch))
+    def watched(network: Any, data: Any, plan: Any, options: Any) -> Any:
+        watching = replace(options, callback=lambda epoch, _: trained.append(epoch))
+        return real(network, data, plan, watching)
 
     monkeypatch.setattr(networks, "train", watched)
     detection.run(Context(copy, small=True, seeds=(0, 1)))

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rgpr_paper.context import Context
 from rgpr_paper.data import MissingDataError
-from rgpr_paper.experiment import Context, _finite, gaps, read_units, run_units
+from rgpr_paper.units import _finite, gaps, read_units, run_units
 
 
 def test_a_unit_is_run_once_and_read_back(tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ import torch
 
 from rgpr.cli import main
 from rgpr.metrics import accuracy
-from rgpr_paper import corrupted_cifar10, far_away, far_away_noise, module_of, rotated_mnist, shift
+from rgpr_paper import all_experiments, shift
 from rgpr_paper.comparison import by_set, over_seeds, remarks
+from rgpr_paper.context import Context
 from rgpr_paper.data import ImageSet, read_split
-from rgpr_paper.experiment import Context, Unit, read_units
+from rgpr_paper.experiments import corrupted_cifar10, far_away, far_away_noise, rotated_mnist
 from rgpr_paper.methods import contestants
 from rgpr_paper.section import Section
+from rgpr_paper.units import Unit, read_units
 
 NAMES = (
     "far-away",
@@ -37,22 +39,22 @@ def out(run_small: Callable[[Iterable[str]], Path]) -> Path:
 
 def shown(out: Path, name: str) -> tuple[list[Unit], Section, str]:
     folder = out / name
-    section = module_of(name).render(folder)
+    section = all_experiments()[name].render(folder)
     return read_units(folder), section, (folder / f"{name}.md").read_text()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_does_not_hold_is_discussed(out: Path, name: str) -> None:
     _, section, page = shown(out, name)
-    assert section.checks
-    assert all(check.passed or check.discussion for check in section.checks)
+    assert section.claims
+    assert all(claim.holds or claim.discussion for claim in section.claims)
     assert "digits is a stand-in" in page
     assert f"rgpr paper run {name} --small" in page
 
 
 def test_far_away(out: Path) -> None:
     (unit,), section, page = shown(out, "far-away")
-    assert all(check.passed for check in section.checks if "small alpha" not in check.claim)
+    assert all(claim.holds for claim in section.claims if "small alpha" not in claim.statement)
     assert "(far-away.png)" in page
     for method in far_away.METHODS:
         curve = unit.arrays[f"{method}, mean"]

@@ -10,7 +10,7 @@ from laplace import Laplace
 from references import search_prior_precision
 from rgpr.metrics import accuracy, confidence
 from rgpr.posteriors import as_posterior
-from rgpr_paper.experiment import Context
+from rgpr_paper.context import Context
 from rgpr_paper.methods import BASES, Contestants, contestants
 from rgpr_paper.networks import ensemble
 

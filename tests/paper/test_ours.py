@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rgpr.cli import main
-from rgpr_paper import small_data, two_answers
-from rgpr_paper.experiment import read_units
+from rgpr_paper.experiments import small_data, two_answers
+from rgpr_paper.units import read_units
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,6 @@ def test_small_data(out: Path) -> None:
         for cell in unit.result["cells"].values():
             assert cell["fitted"]["10 x"] < cell["base"]["10 x"]
     section = small_data.render(out / "small-data")
-    assert len(section.checks) == 8
+    assert len(section.claims) == 8
     page = (out / "small-data" / "small-data.md").read_text()
     assert "| iris, 300 | - |" in page

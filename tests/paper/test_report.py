@@ -1,17 +1,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-import rgpr_paper
 from rgpr.cli import main
-from rgpr_paper import EXPERIMENTS
-from rgpr_paper.experiment import Context, Unit, run_units
+from rgpr_paper import all_experiments, experiment
+from rgpr_paper.context import Context
 from rgpr_paper.report import _table_html, block_markdown, write_report
-from rgpr_paper.section import Check, Section, Table, Text, beside, printed, provenance, spread
+from rgpr_paper.section import Claim, Section, Table, Text, beside, printed, provenance, spread
+from rgpr_paper.units import Unit, run_units
 
 
 class Tags(HTMLParser):
@@ -47,8 +48,8 @@ def test_one_page_with_everything_in_it(tmp_path: Path, capsys: pytest.CaptureFi
         "| The kernel as the limit of ReLU features | fig:double_cubicspline_gps | run, small |"
         in text
     )
-    for name, experiment in EXPERIMENTS.items():
-        assert experiment.title in text
+    for name, listed in all_experiments().items():
+        assert listed.title in text
         assert f'id="{name}"' in page
         if name != "construction":
             assert f"not run: `rgpr paper run {name} --out" in text
@@ -65,8 +66,8 @@ def test_all_runs_what_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two experiments for all of them: one whose data are missing, and one that needs none."""
-    chosen = {name: EXPERIMENTS[name] for name in ("uci", "construction")}
-    monkeypatch.setattr(rgpr_paper, "EXPERIMENTS", chosen)
+    chosen = {name: all_experiments()[name] for name in ("uci", "construction")}
+    monkeypatch.setattr(experiment, "_REGISTERED", chosen)
     assert main(["paper", "run", "all", "--out", str(tmp_path)]) == 0
     assert "uci, energy-trial0 and 9 more: UCI energy is missing" in capsys.readouterr().err
     assert (tmp_path / "construction" / "construction.png").exists()
@@ -96,15 +97,14 @@ def test_blocks() -> None:
     assert block_markdown(Text("rgpr", code=True), "") == ["    rgpr"]
 
 
-def test_a_failing_check_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rgpr_paper import construction
-
+def test_a_claim_that_does_not_hold_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_units(Context(tmp_path), "construction", {"functions": lambda: {"value": 1}})
 
     def render(folder: Path) -> Section:
-        return Section([Text("shown")], [Check("a claim", "0.5", False, "because")])
+        return Section([Text("shown")], [Claim("a claim", "0.5", False, "because")])
 
-    monkeypatch.setattr(construction, "render", render)
+    other = replace(all_experiments()["construction"], render=render)
+    monkeypatch.setitem(experiment._REGISTERED, "construction", other)
     write_report(tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "| a claim | 0.5 | does not hold | because |" in text

@@ -9,8 +9,8 @@ import torch
 
 from rgpr.cli import main
 from rgpr.kernels import dscs_diag
-from rgpr_paper import construction, contours, moons, toy_regression
-from rgpr_paper.experiment import read_units
+from rgpr_paper.experiments import construction, contours, moons, toy_regression
+from rgpr_paper.units import read_units
 
 TOYS = {
     "construction": ("construction", "growth"),
@@ -49,7 +49,7 @@ def test_construction(out: Path) -> None:
     samples = unit.arrays["samples, inf"]
     assert float(samples[:, len(x) // 2].abs().max()) < 1e-4
     assert 0.2 < float((samples[:, [0, -1]] / std[[0, -1]]).square().mean()) < 4
-    assert all(check.passed for check in construction.render(out / "construction").checks)
+    assert all(claim.holds for claim in construction.render(out / "construction").claims)
     assert float(dscs_diag(torch.tensor([2.0]))) == pytest.approx(8 / 3)
 
 
@@ -59,7 +59,7 @@ def test_moons(out: Path) -> None:
     assert near.shape == (40, 40)
     assert 0.5 <= float(near.min()) < float(near.max()) <= 1
     assert float(far.mean()) < float(unit.arrays["LLL, zoomed out"].float().mean()) - 0.1
-    assert all(check.passed for check in moons.render(out / "moons").checks)
+    assert all(claim.holds for claim in moons.render(out / "moons").claims)
 
 
 def test_contours(out: Path) -> None:
@@ -70,7 +70,7 @@ def test_contours(out: Path) -> None:
     for layers in contours.LABELS:
         areas = list(found[layers]["areas"].values())
         assert 0 < areas[0] < areas[1] < areas[2] <= 36
-    assert all(check.passed for check in contours.render(out / "contours").checks)
+    assert all(claim.holds for claim in contours.render(out / "contours").claims)
 
 
 def test_toy_regression(out: Path) -> None:
@@ -81,7 +81,7 @@ def test_toy_regression(out: Path) -> None:
         assert torch.equal(means[1], means[2])
         base, extended = (unit.arrays[f"{name}, std, {zoom}"] for name in ("BNN", "BNN-RGPR"))
         assert bool((extended >= base).all())
-    assert all(check.passed for check in toy_regression.render(out / "toy-regression").checks)
+    assert all(claim.holds for claim in toy_regression.render(out / "toy-regression").claims)
 
 
 def test_pages_are_made_of_the_files_alone(out: Path, tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rgpr.cli import main
-from rgpr_paper import tuning
-from rgpr_paper.experiment import read_units
+from rgpr_paper.experiments import tuning
+from rgpr_paper.units import read_units
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -23,7 +23,7 @@ def test_the_figure_and_the_table(tmp_path: Path) -> None:
     page = (folder / "tuning.md").read_text()
     assert all(f"| {name} |" in page for name in rows)
     assert set(maps.result["sigma2"]) == {"untuned", *tuning.OBJECTIVES}
-    assert all(check.passed for check in tuning.render(folder).checks)
+    assert all(claim.holds for claim in tuning.render(folder).claims)
 
 
 def test_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

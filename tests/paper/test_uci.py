@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from rgpr.cli import main
-from rgpr_paper import uci
-from rgpr_paper.experiment import gaps, read_units
+from rgpr_paper.experiments import uci
 from rgpr_paper.regression import fitted_laplace, trained_regressor
+from rgpr_paper.units import gaps, read_units
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from rgpr._demo import Task, digits, train
 from rgpr.metrics import accuracy
 from rgpr.posteriors import Ensemble, FunctionPosterior, MCDropout, Posterior
 from rgpr.posteriors.sampled import SampledPosterior
-from rgpr_paper.bases import CLASSIFIERS, REGRESSORS, regression_data
+from rgpr_paper.posterior_table import CLASSIFIERS, REGRESSORS, regression_data
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Built = tuple[str, Posterior]

@@ -13,10 +13,19 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from networks import blobs, mlp
 from rgpr.posteriors.swag import SWAGCollector
-from rgpr_paper.training import History, Recipe, train
+from rgpr_paper import training
+from rgpr_paper.training import History, RunOptions, TrainingPlan
 from rgpr_paper.training.augment import crop_flip
 
-SHORT = Recipe.paper_adam(epochs=4, batch_size=32, lr=1e-2, milestones=(2,))
+SHORT = TrainingPlan.paper_adam(epochs=4, batch_size=32, lr=1e-2, milestones=(2,))
+
+
+def train(
+    network: nn.Module, data: Any, plan: TrainingPlan, *, validation: Any = None, **options: Any
+) -> History:
+    """A run without a progress bar; the options are those of :class:`RunOptions`."""
+    run = RunOptions(progress=False, **options)
+    return training.train(network, data, plan, run, validation=validation)
 
 
 def noisy_network() -> nn.Module:
@@ -65,38 +74,40 @@ def stop_after(epoch: int) -> Callable[[int, nn.Module], None]:
 # -- schedules ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("recipe", "lr"), [(Recipe.paper_adam(), 1e-3), (Recipe.paper_sgd(), 0.1)])
-def test_paper_recipes_divide_by_ten_at_50_75_90(recipe: Recipe, lr: float) -> None:
-    assert (recipe.epochs, recipe.weight_decay) == (100, 5e-4)
+@pytest.mark.parametrize(
+    ("plan", "lr"), [(TrainingPlan.paper_adam(), 1e-3), (TrainingPlan.paper_sgd(), 0.1)]
+)
+def test_paper_plans_divide_by_ten_at_50_75_90(plan: TrainingPlan, lr: float) -> None:
+    assert (plan.epochs, plan.weight_decay) == (100, 5e-4)
     expected = [lr] * 50 + [lr / 10] * 25 + [lr / 100] * 15 + [lr / 1000] * 10
     for position in (0, 6):  # the first and the last step of an epoch of seven
-        rates = [recipe.learning_rate(7 * epoch + position, 7) for epoch in range(100)]
+        rates = [plan.learning_rate(7 * epoch + position, 7) for epoch in range(100)]
         assert rates == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("steps", [1, 7, 40])
 def test_one_cycle_is_torchs(steps: int) -> None:
-    recipe = Recipe.fast()
+    plan = TrainingPlan.fast()
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, recipe.lr, total_steps=recipe.epochs * steps, cycle_momentum=False
+        optimizer, plan.lr, total_steps=plan.epochs * steps, cycle_momentum=False
     )
-    for step in range(recipe.epochs * steps):
-        assert recipe.learning_rate(step, steps) == pytest.approx(optimizer.param_groups[0]["lr"])
+    for step in range(plan.epochs * steps):
+        assert plan.learning_rate(step, steps) == pytest.approx(optimizer.param_groups[0]["lr"])
         optimizer.step()
-        if step + 1 < recipe.epochs * steps:
+        if step + 1 < plan.epochs * steps:
             schedule.step()
 
 
-def test_recipes_become_the_optimisers_they_name() -> None:
+def test_plans_become_the_optimisers_they_name() -> None:
     network = mlp()
-    adam = Recipe.paper_adam().build_optimizer(network)
+    adam = TrainingPlan.paper_adam().build_optimizer(network)
     assert isinstance(adam, torch.optim.Adam)
     assert adam.defaults["weight_decay"] == 5e-4
-    sgd = Recipe.paper_sgd().build_optimizer(network)
+    sgd = TrainingPlan.paper_sgd().build_optimizer(network)
     assert isinstance(sgd, torch.optim.SGD)
     assert (sgd.defaults["momentum"], sgd.defaults["nesterov"]) == (0.9, False)
-    assert Recipe.fast().build_optimizer(network).defaults["nesterov"] is True
+    assert TrainingPlan.fast().build_optimizer(network).defaults["nesterov"] is True
 
 
 @pytest.mark.parametrize(
@@ -108,9 +119,9 @@ def test_recipes_become_the_optimisers_they_name() -> None:
         ({"lr": -1.0}, r"lr = -1.0; the learning rate must be positive"),
     ],
 )
-def test_bad_recipes_are_refused(change: dict[str, Any], message: str) -> None:
+def test_bad_plans_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Recipe(**change)
+        TrainingPlan(**change)
 
 
 # -- the loop -------------------------------------------------------------------------------------
@@ -125,7 +136,7 @@ def digits_data() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     return (x[:1300], y[:1300]), (x[1300:], y[1300:])
 
 
-def test_fast_recipe_learns_digits(digits_data) -> None:  # type: ignore[no-untyped-def]
+def test_the_fast_plan_learns_digits(digits_data) -> None:  # type: ignore[no-untyped-def]
     data, held_out = digits_data
     network = nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
@@ -137,8 +148,8 @@ def test_fast_recipe_learns_digits(digits_data) -> None:  # type: ignore[no-unty
         nn.ReLU(),
         nn.Linear(64, 10),
     )
-    recipe = Recipe.fast(epochs=8, batch_size=64, augment="none")
-    history = train(network, data, recipe, validation=held_out, progress=False)
+    plan = TrainingPlan.fast(epochs=8, batch_size=64, augment="none")
+    history = train(network, data, plan, validation=held_out)
     assert history.epochs == 8
     assert history.validation[-1] > 0.95
     assert history.losses[-1] < 0.2 < history.losses[0]
@@ -153,10 +164,8 @@ def test_regression_finds_a_line() -> None:
     x = torch.randn(256, 3)
     y = x @ torch.tensor([1.0, -2.0, 0.5]) + 3
     network = nn.Linear(3, 1)
-    recipe = replace(
-        SHORT, loss="regression", lr=0.1, epochs=30, milestones=(20,), weight_decay=0.0
-    )
-    history = train(network, (x, y), recipe, validation=(x, y), progress=False)
+    plan = replace(SHORT, loss="regression", lr=0.1, epochs=30, milestones=(20,), weight_decay=0.0)
+    history = train(network, (x, y), plan, validation=(x, y))
     assert history.accuracies == []
     assert history.validation[-1] < 1e-4
     assert network.weight.flatten().tolist() == pytest.approx([1, -2, 0.5], abs=0.01)
@@ -166,8 +175,8 @@ def test_one_step_of_sgd_by_hand() -> None:
     x, y = blobs(n=8)
     network = nn.Linear(4, 3)
     weight, bias = (p.detach().clone().requires_grad_() for p in network.parameters())
-    recipe = Recipe.paper_sgd(epochs=1, batch_size=8, augment="none")
-    history = train(network, (x, y), recipe, progress=False)
+    plan = TrainingPlan.paper_sgd(epochs=1, batch_size=8, augment="none")
+    history = train(network, (x, y), plan)
     loss = -(x @ weight.T + bias).log_softmax(1)[torch.arange(8), y].mean()
     loss.backward()
     assert history.losses == pytest.approx([loss.item()], rel=1e-5)
@@ -177,15 +186,15 @@ def test_one_step_of_sgd_by_hand() -> None:
 
 def test_training_repeats_itself_and_leaves_the_global_generator_alone() -> None:
     data = images()
-    recipe = replace(SHORT, augment="crop-flip")
+    plan = replace(SHORT, augment="crop-flip")
     first, second, other = built(data), built(data), built(data)
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    train(first, data, recipe, progress=False)
+    train(first, data, plan)
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(4)
-    train(second, data, recipe, progress=False)
-    train(other, data, recipe, seed=1, progress=False)
+    train(second, data, plan)
+    train(other, data, plan, seed=1)
     assert_same(state(first), state(second))
     assert not torch.equal(first[0].weight, other[0].weight)
 
@@ -193,27 +202,27 @@ def test_training_repeats_itself_and_leaves_the_global_generator_alone() -> None
 def test_uint8_images_are_scaled() -> None:
     x, y = images()
     first, second = built((x, y)), built((x, y))
-    train(first, (x, y), SHORT, progress=False)
-    train(second, (x.float() / 255, y), SHORT, progress=False)
+    train(first, (x, y), SHORT)
+    train(second, (x.float() / 255, y), SHORT)
     assert_same(state(first), state(second))
 
 
 def test_a_loader_takes_the_same_steps_as_tensors_in_its_order() -> None:
     x, y = blobs(n=64)
-    recipe = replace(SHORT, batch_size=64)  # one step per epoch: the order is only rounding
+    plan = replace(SHORT, batch_size=64)  # one step per epoch: the order is only rounding
     first = mlp()
     second = mlp()
     second.load_state_dict(first.state_dict())
     loader = DataLoader(TensorDataset(x, y), batch_size=64)
-    train(first, (x, y), recipe, progress=False)
-    train(second, loader, recipe, progress=False)
+    train(first, (x, y), plan)
+    train(second, loader, plan)
     torch.testing.assert_close(first[0].weight, second[0].weight, rtol=1e-3, atol=1e-5)
 
 
 def test_a_last_example_on_its_own_is_left_for_another_epoch() -> None:
     data = images(65)  # batch normalisation cannot train on one example
     network = nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
-    train(network, data, replace(SHORT, batch_size=32), progress=False)
+    train(network, data, replace(SHORT, batch_size=32))
     assert network[2].num_batches_tracked == 4 * 2
 
 
@@ -227,7 +236,7 @@ def test_callback_sees_every_epoch() -> None:
         epochs.append(epoch)
         collector.collect()
 
-    train(network, blobs(), SHORT, progress=False, callback=callback)
+    train(network, blobs(), SHORT, callback=callback)
     assert epochs == [0, 1, 2, 3]
     assert collector.count == 4
 
@@ -242,9 +251,9 @@ def test_a_loss_that_is_not_finite_names_its_step(tmp_path: Path) -> None:
             x[40] = torch.nan
 
     with pytest.raises(FloatingPointError, match=r"became nan in epoch 2, step 1; lower the"):
-        train(mlp(), loader, SHORT, checkpoint=path, callback=spoil, progress=False)
+        train(mlp(), loader, SHORT, checkpoint=path, callback=spoil)
     x[40] = 0.0
-    history = train(mlp(), loader, SHORT, checkpoint=path, progress=False)
+    history = train(mlp(), loader, SHORT, checkpoint=path)
     assert history.epochs == 4
 
 
@@ -274,20 +283,20 @@ def test_data_that_do_not_fit_are_refused(
     data: Any, change: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        train(mlp(), data, replace(SHORT, **change), progress=False)
+        train(mlp(), data, replace(SHORT, **change))
 
 
 def test_a_frozen_network_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to train"):
-        train(mlp().requires_grad_(False), blobs(), SHORT, progress=False)
+        train(mlp().requires_grad_(False), blobs(), SHORT)
 
 
 # -- checkpoints ----------------------------------------------------------------------------------
 
 RECIPES = {
     "adam": replace(SHORT, augment="crop"),
-    "sgd": Recipe.paper_sgd(epochs=4, batch_size=32, milestones=(2,)),
-    "fast": Recipe.fast(epochs=4, batch_size=32, lr=0.05),
+    "sgd": TrainingPlan.paper_sgd(epochs=4, batch_size=32, milestones=(2,)),
+    "fast": TrainingPlan.fast(epochs=4, batch_size=32, lr=0.05),
 }
 
 
@@ -298,19 +307,18 @@ def without_time(history: History) -> tuple[list[float], ...]:
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_resumed_equals_uninterrupted_bit_for_bit(name: str, epochs: int, tmp_path: Path) -> None:
-    data, recipe, path = images(), RECIPES[name], tmp_path / "run.safetensors"
+    data, plan, path = images(), RECIPES[name], tmp_path / "run.safetensors"
     whole = built(data)
-    expected = train(whole, data, recipe, validation=data, progress=False)
+    expected = train(whole, data, plan, validation=data)
     stopped = built(data)
     with pytest.raises(KeyboardInterrupt):
         train(
             stopped,
             data,
-            recipe,
+            plan,
             validation=data,
             checkpoint=path,
             callback=stop_after(epochs - 1),
-            progress=False,
         )
     resumed = built(data)
     torch.manual_seed(11)
@@ -318,11 +326,10 @@ def test_resumed_equals_uninterrupted_bit_for_bit(name: str, epochs: int, tmp_pa
     history = train(
         resumed,
         data,
-        recipe,
+        plan,
         validation=data,
         checkpoint=path,
         callback=lambda epoch, _: seen.append(epoch),
-        progress=False,
     )
     assert seen == list(range(epochs, 4))
     assert_same(state(whole), state(resumed))
@@ -339,37 +346,37 @@ def test_a_shuffling_loader_resumes_bit_for_bit(own: bool, tmp_path: Path) -> No
         return DataLoader(TensorDataset(*data), batch_size=32, shuffle=True, generator=generator)
 
     whole, resumed = built(data), built(data)
-    train(whole, loader(), SHORT, progress=False)
+    train(whole, loader(), SHORT)
     with pytest.raises(KeyboardInterrupt):
-        train(built(data), loader(), SHORT, checkpoint=path, callback=stop_after(1), progress=False)
-    train(resumed, loader(), SHORT, checkpoint=path, progress=False)
+        train(built(data), loader(), SHORT, checkpoint=path, callback=stop_after(1))
+    train(resumed, loader(), SHORT, checkpoint=path)
     assert_same(state(whole), state(resumed))
 
 
 def test_a_complete_run_is_only_loaded(tmp_path: Path) -> None:
     data, path = images(), tmp_path / "run.safetensors"
     first, second = built(data), built(data)
-    expected = train(first, data, SHORT, checkpoint=path, progress=False)
+    expected = train(first, data, SHORT, checkpoint=path)
     written = path.read_bytes()
-    assert train(second, data, SHORT, checkpoint=path, progress=False) == expected
+    assert train(second, data, SHORT, checkpoint=path) == expected
     assert_same(state(first), state(second))
     assert path.read_bytes() == written
 
 
 def test_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
     data, path = blobs(), tmp_path / "run.safetensors"
-    train(mlp(), data, SHORT, checkpoint=path, progress=False)
+    train(mlp(), data, SHORT, checkpoint=path)
     network = mlp()
     before = state(network)
     with pytest.raises(ValueError, match=r"another training run: lr was 0.01 and is 0.02"):
-        train(network, data, replace(SHORT, lr=0.02), checkpoint=path, progress=False)
+        train(network, data, replace(SHORT, lr=0.02), checkpoint=path)
     with pytest.raises(ValueError, match=r"seed was 0 and is 1"):
-        train(network, data, SHORT, seed=1, checkpoint=path, progress=False)
+        train(network, data, SHORT, seed=1, checkpoint=path)
     with pytest.raises(ValueError, match=r"steps per epoch was 4 and is 2"):
-        train(network, blobs(n=60), SHORT, checkpoint=path, progress=False)
+        train(network, blobs(n=60), SHORT, checkpoint=path)
     assert_same(before, state(network))
     with pytest.raises(ValueError, match=r"saved with another network"):
-        train(mlp(width=8), data, SHORT, checkpoint=path, progress=False)
+        train(mlp(width=8), data, SHORT, checkpoint=path)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
@@ -377,12 +384,12 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
     x, y = blobs()
     path = tmp_path / "model.safetensors"
-    rgpr.RGPR(mlp()).fit([x], progress=False).save(path)
+    rgpr.RGPR(mlp()).fit([x]).save(path)
     with pytest.raises(ValueError, match="holds no training run"):
-        train(mlp(), (x, y), SHORT, checkpoint=path, progress=False)
+        train(mlp(), (x, y), SHORT, checkpoint=path)
     path.write_bytes(b"cut short")
     with pytest.raises(ValueError, match="not a complete safetensors file"):
-        train(mlp(), (x, y), SHORT, checkpoint=path, progress=False)
+        train(mlp(), (x, y), SHORT, checkpoint=path)
 
 
 # -- augmentation ---------------------------------------------------------------------------------

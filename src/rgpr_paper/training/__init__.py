@@ -1,13 +1,22 @@
-"""Training the networks of the experiments: architectures, recipes, one resumable loop.
+"""Training of the experiments' networks: architectures, plans, and one loop that can be resumed.
 
-The library itself wraps networks that are already trained; nothing outside the experiments needs
-this package.
+A :class:`TrainingPlan` says how to train, :class:`RunOptions` with which seed, on which device and
+from which checkpoint. The library itself wraps networks that are already trained; nothing outside
+the experiments needs this package.
 """
 
 from __future__ import annotations
 
 from .architectures import lenet, regression_net, resnet18
-from .recipe import Recipe
-from .train import History, train
+from .plan import TrainingPlan
+from .train import History, RunOptions, train
 
-__all__ = ["History", "Recipe", "lenet", "regression_net", "resnet18", "train"]
+__all__ = [
+    "History",
+    "RunOptions",
+    "TrainingPlan",
+    "lenet",
+    "regression_net",
+    "resnet18",
+    "train",
+]

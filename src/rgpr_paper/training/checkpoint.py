@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rgpr.saving.container import check_same_network, read, write
 
-from .recipe import Recipe
+from .plan import TrainingPlan
 
 __all__ = ["Generators", "identity", "load", "save"]
 
@@ -47,10 +47,10 @@ class Generators:
             torch.cuda.set_rng_state(states["cuda"], self.device)
 
 
-def identity(recipe: Recipe, seed: int, steps: int) -> dict[str, Any]:
+def identity(plan: TrainingPlan, seed: int, steps: int) -> dict[str, Any]:
     """What must be the same for a run to be continued."""
-    settings = dataclasses.asdict(recipe)
-    settings["milestones"] = list(recipe.milestones)  # as JSON gives it back
+    settings = dataclasses.asdict(plan)
+    settings["milestones"] = list(plan.milestones)  # as JSON gives it back
     return {**settings, "seed": seed, "steps per epoch": steps}
 
 
@@ -94,7 +94,7 @@ def load(
         The history as it was saved.
 
     Raises:
-        ValueError: The file is damaged, no checkpoint, or of another recipe, seed, amount of data
+        ValueError: The file is damaged, no checkpoint, or of another plan, seed, amount of data
             or network.
     """
     tensors, about, _ = read(path)

@@ -1,0 +1,119 @@
+"""The contract of all detectors, and the registry that holds them by name."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..._network.checks import check_batch, check_input, network_dtype_device
+from ..._network.loaders import labelled, on_device
+from ..._network.running import evaluating, plain_module
+
+__all__ = ["DETECTORS", "Detector", "register_detector"]
+
+
+class Detector(ABC):
+    """One score per input, higher for stranger ones; the network is never changed.
+
+    Args:
+        network: A trained classifier that returns logits ``(B, C)``.
+    """
+
+    #: What a network without a last linear layer can do instead, as the end of an error message.
+    without_head = ""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = plain_module(network)
+
+    def fit(self, train_loader: Iterable[Any], *, progress: bool = True) -> Self:
+        """Learn from the training data where the detector needs to; here it does not.
+
+        Args:
+            train_loader: Yields ``(x, y)``; batches are moved to the network's device.
+            progress: Show a progress bar where there is a terminal.
+
+        Returns:
+            The detector itself.
+        """
+        return self
+
+    @torch.no_grad()
+    def score(self, x: Tensor) -> Tensor:
+        """How strange each input is: ``(B,)`` in float64.
+
+        Raises:
+            RuntimeError: The detector must be fitted first.
+            TypeError: ``x`` is not of the network's dtype.
+            ValueError: ``x`` is on another device, or the features cannot be read.
+        """
+        check_input(x, self.network, None)
+        with evaluating(self.network):
+            return self._score(x)
+
+    @abstractmethod
+    def _score(self, x: Tensor) -> Tensor:
+        """Scores, in evaluation mode and without gradients."""
+        raise NotImplementedError
+
+    def _logits(self, x: Tensor) -> Tensor:
+        output = self.network(x.clone())  # the network may change its input in place
+        if not isinstance(output, Tensor) or output.dim() != 2:
+            raise TypeError("the network must return logits (B, C), one tensor; wrap one that does")
+        return output.double()
+
+    def _batches(self, loader: Iterable[Any], progress: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """Checked batches of the training data, on the network's device."""
+        device = network_dtype_device(self.network)[1]
+        description = f"{type(self).__name__} fit"
+        shape: torch.Size | None = None
+        pairs = labelled(loader, progress=progress, description=description)
+        for number, (x, y) in enumerate(pairs):
+            x, y = on_device(x, device), on_device(y, device)
+            check_batch(number, x, self.network, shape)
+            if y.shape != x.shape[:1] or y.is_floating_point():
+                raise ValueError(
+                    f"batch {number}: labels have dtype {y.dtype} and shape {tuple(y.shape)}; "
+                    f"expected one class index for each of {len(x)} inputs"
+                )
+            shape = x.shape[1:]
+            if len(x):
+                yield x, y
+
+
+D = TypeVar("D", bound=Detector)
+
+#: Every registered detector by its name, in the order of registration.
+DETECTORS: dict[str, type[Detector]] = {}
+
+
+def register_detector(name: str) -> Callable[[type[D]], type[D]]:
+    """A decorator that lists a class of detectors under a name, in the library or outside of it.
+
+    Whatever goes through all detectors, such as the experiment ``detection``, then has it too.
+
+    Args:
+        name: The key in :data:`DETECTORS`.
+
+    Raises:
+        ValueError: Another class has this name already.
+    """
+
+    def register(kind: type[D]) -> type[D]:
+        known = DETECTORS.get(name)
+        # The same class comes again when a module is reloaded or a notebook cell is run twice.
+        if known is not None and (known.__module__, known.__name__) != (
+            kind.__module__,
+            kind.__name__,
+        ):
+            raise ValueError(
+                f"the detector '{name}' is {known.__module__}.{known.__name__} already; choose "
+                "another name"
+            )
+        DETECTORS[name] = kind
+        return kind
+
+    return register

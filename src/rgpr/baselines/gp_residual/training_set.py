@@ -1,0 +1,123 @@
+"""What the Gaussian processes are fitted to: inputs, the network's outputs, and its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..._network.checks import check_batch, network_dtype_device
+from ..._network.loaders import labelled, on_device
+from ..._network.moments import Moments
+from ..._network.outputs import outputs_of
+from ..._network.running import evaluating
+from ...posteriors.svdkl import Batch, class_labels, regression_targets
+from ...residual.coordinates import Standardizer
+
+__all__ = ["TrainingSet", "collect", "joined"]
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """All rows of the training data, ready for Gaussian processes.
+
+    Attributes:
+        x: Inputs ``(N, D)``.
+        f: The network's outputs ``(N, C)``.
+        y: Class indices ``(N,)``, or for regression the residuals ``(N, C)`` divided by ``scale``.
+        scale: Size of the residuals of each output, ``(C,)``; ones for classification.
+        offsets: Added to the processes before the softmax, ``(N, C)``; ``None`` for regression.
+        inputs: Standardises inputs.
+        outputs: Standardises the network's outputs.
+    """
+
+    x: Tensor
+    f: Tensor
+    y: Tensor
+    scale: Tensor
+    offsets: Tensor | None
+    inputs: Standardizer
+    outputs: Standardizer
+
+    @classmethod
+    def of(cls, likelihood: str, x: Tensor, y: Tensor, f: Tensor) -> TrainingSet:
+        """The training set for a likelihood, from inputs, targets and the network's outputs.
+
+        Raises:
+            TypeError: Labels are not whole numbers.
+            ValueError: Targets do not fit the outputs.
+        """
+        offsets: Tensor | None
+        if likelihood == "classification":
+            if f.shape[1] < 2:
+                raise ValueError(
+                    "the network has one output; the softmax needs two or more. Give it one "
+                    "output per class, or pass likelihood='regression'"
+                )
+            y, _ = class_labels(y, f.shape[1])
+            scale, offsets = f.new_ones(f.shape[1]).double(), f
+        else:
+            y = regression_targets(y, len(x))
+            if y.shape != f.shape:
+                raise ValueError(
+                    f"targets have shape {tuple(y.shape)} but the network's outputs have "
+                    f"{tuple(f.shape)}; they must agree"
+                )
+            residual = y - f.double()
+            # Measured around zero, not around their mean, because the GP's prior mean is zero.
+            scale = residual.square().mean(0).sqrt()
+            scale = torch.where(scale > 0, scale, 1.0)
+            y, offsets = residual / scale, None
+        return cls(x, f, y, scale, offsets, _standardizer(x), _standardizer(f))
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def points(self, rows: Tensor | slice) -> Tensor:
+        """Standardised inputs and outputs of some rows side by side, ``(B, D + C)``."""
+        return joined(self.inputs, self.outputs, self.x[rows], self.f[rows])
+
+    def batches(self, size: int, generator: torch.Generator) -> Iterator[Batch]:
+        """One pass over all rows in random order."""
+        order = torch.randperm(len(self), generator=generator).to(self.x.device)
+        for rows in torch.split(order, size):
+            offsets = 0.0 if self.offsets is None else self.offsets[rows]
+            yield self.points(rows), self.y[rows], offsets
+
+
+def joined(inputs: Standardizer, outputs: Standardizer, x: Tensor, f: Tensor) -> Tensor:
+    """Standardised inputs and outputs side by side, in float64."""
+    return torch.cat([inputs(x.double()), outputs(f.double())], dim=1)
+
+
+@torch.no_grad()
+def collect(
+    network: nn.Module, loader: Iterable[Any], description: str, progress: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs ``(N, D)``, targets, and the network's outputs ``(N, C)``, from one pass."""
+    device = network_dtype_device(network)[1]
+    xs, ys, fs = [], [], []
+    shape: torch.Size | None = None
+    with evaluating(network):
+        for number, (x, y) in enumerate(
+            labelled(loader, progress=progress, description=description)
+        ):
+            x = on_device(x, device)
+            check_batch(number, x, network, shape)
+            shape = x.shape[1:]
+            f = outputs_of(network(x.clone()), x)  # the network may change its input in place
+            if not bool(f.isfinite().all()):
+                raise ValueError(f"batch {number}: the network's outputs are not finite")
+            xs.append(x.flatten(1))
+            ys.append(y.to(x.device))
+            fs.append(f)
+    return torch.cat(xs), torch.cat(ys), torch.cat(fs)
+
+
+def _standardizer(h: Tensor) -> Standardizer:
+    moments = Moments()
+    moments.update(h)
+    return Standardizer(moments.mean, moments.std, dtype=torch.float64)

@@ -1,0 +1,108 @@
+"""Table "ood_imagenet": natural images instead of noise as outliers for tuning.
+
+ECE, and FPR95 averaged over the sets of outliers, when sigma2 is tuned by the validation
+likelihood, with smoothed noise, and with ImageNet at 32 x 32 or its stand-in. For MNIST natural
+images are made grey, 28 x 28.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from ..comparison import PAPER_NAMES, TUNINGS, by_set, over_seeds, percent, remarks, stand_ins
+from ..context import Context
+from ..data import notes_of, read_outliers
+from ..experiment import Experiment, register
+from ..measures import measure
+from ..methods import contestants
+from ..section import Claim, Section, Table, Text, beside, printed, provenance, spread
+from ..units import Result, Unit, read_units, run_seeds
+
+__all__ = ["render", "run"]
+
+NAME = "natural-images"
+
+
+def run(context: Context) -> None:
+    """A unit for each set and seed."""
+    run_seeds(context, NAME, context.image_sets(*PAPER_NAMES), _unit)
+
+
+def _unit(context: Context, name: str, seed: int) -> Result:
+    outliers, missing = read_outliers(context.data, name, context.device, context.download)
+    competing = contestants(context, name, seed)
+    found = {
+        method.name: measure(method.predict, competing.test, outliers)
+        for method in competing.methods(TUNINGS)
+    }
+    return {
+        "set": name,
+        "seed": seed,
+        "notes": competing.notes | notes_of(outliers),
+        "missing": missing,
+        "methods": found,
+    }
+
+
+# -- what it shows -------------------------------------------------------------------------------
+
+
+def render(folder: Path) -> Section:
+    """The paper's table."""
+    units = read_units(folder)
+    sets = by_set(units)
+    section = Section([Text("In %, less is better; FPR95 is the mean over the sets of outliers.")])
+    section.add(*stand_ins(units))
+    head = [PAPER_NAMES.get(name, name) for name in sets]
+    for metric, keys in (("ECE", ("ece",)), ("FPR95", ("fpr95", "mean"))):
+        rows = []
+        for method, paper in TUNINGS.items():
+            cells = [
+                beside(
+                    spread(over_seeds(found, "methods", method, *keys), 1, 100),
+                    printed("ood_imagenet", **{"in": column}, method=paper, metric=metric),
+                )
+                for column, found in zip(head, sets.values(), strict=True)
+            ]
+            rows.append([method, *cells])
+        section.add(Table([metric, *head], rows))
+    section.add(*remarks("ood_imagenet"), *provenance(units))
+    for name, found in sets.items():
+        section.claims += _claims(PAPER_NAMES.get(name, name), found)
+    return section
+
+
+def _claims(name: str, units: list[Unit]) -> list[Claim]:
+    averaged = partial(percent, units)
+
+    noise, natural = "LLL-RGPR-OOD", "LLL-RGPR-OOD-natural"
+    errors = averaged(noise, "ece"), averaged(natural, "ece")
+    passes = averaged(noise, "fpr95", "mean"), averaged(natural, "fpr95", "mean")
+    worse, better = errors[1] >= errors[0], passes[1] <= passes[0]
+    return [
+        Claim(
+            f"{name}: with natural images the ECE gets worse",
+            f"{errors[0]:.1f} % with noise, {errors[1]:.1f} % with natural images",
+            worse,
+            "" if worse else "In the paper's table it gets better on MNIST.",
+        ),
+        Claim(
+            f"{name}: with natural images the FPR95 gets better",
+            f"{passes[0]:.1f} % with noise, {passes[1]:.1f} % with natural images",
+            better,
+            "" if better else "In the paper's table it gets worse on MNIST and CIFAR10.",
+        ),
+    ]
+
+
+register(
+    Experiment(
+        name=NAME,
+        title="Natural images as outliers for tuning",
+        paper="tab:ood_imagenet",
+        place=140,
+        run=run,
+        render=render,
+    )
+)
