@@ -1,5 +1,22 @@
-"""Honest confidence far from the training data, for PyTorch models that are already trained."""
+"""Honest confidence far from the training data, for PyTorch models that are already trained.
 
+``__all__`` holds what a user may import. A module in it is public with the names of its own
+``__all__``; every other file is internal and may change. The API page lists the same names.
+"""
+
+from . import (
+    answers,
+    baselines,
+    guarantee,
+    integrations,
+    kernels,
+    metrics,
+    noise,
+    posteriors,
+    residual,
+    saving,
+    tuning,
+)
 from .guarantee.assumptions import check
 from .model import RGPR
 from .posteriors import Posterior, as_posterior, register_posterior
@@ -12,10 +29,26 @@ __all__ = [
     "Posterior",
     "ResidualRecipe",
     "Strategy",
+    "answers",
     "as_posterior",
+    "baselines",
     "check",
     "export",
+    "guarantee",
+    "integrations",
+    "kernels",
     "load",
+    "metrics",
+    "noise",
+    "posteriors",
     "register_posterior",
+    "residual",
+    "saving",
+    "tuning",
 ]
 __version__ = "0.2.0"
+
+
+def __dir__() -> list[str]:
+    """Names that a user may use, for completion: internal modules are attributes too."""
+    return [*__all__, "__version__"]

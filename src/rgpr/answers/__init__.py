@@ -6,5 +6,6 @@ that hold for any number of examples: p-values, flags, sets of classes and inter
 """
 
 from .calibration import Calibration
+from .explanation import Explanation
 
-__all__ = ["Calibration"]
+__all__ = ["Calibration", "Explanation"]

@@ -2,3 +2,5 @@
 
 ``gp_residual`` needs gpytorch and ``detectors.ViM`` needs pytorch-ood; import what you use.
 """
+
+__all__ = ["detectors", "gp_residual"]

@@ -3,3 +3,8 @@
 ``model_file`` says what of a model is written and how it is put together again, ``container`` how
 tensors and JSON share one file, ``export`` how the model becomes a graph.
 """
+
+from . import export
+from .model_file import load
+
+__all__ = ["export", "load"]
