@@ -42,16 +42,13 @@ def mathml(latex: str, *, block: bool = False) -> ElementTree.Element:
 
 
 def _space(element: ElementTree.Element) -> None:
-    """Spaces and sizes as TeX sets them: none beside bars, a thin one after a function's name."""
+    """Spaces as TeX sets them: none beside bars, a thin one after a function's name."""
     children = list(element)
     for position, child in reversed(list(enumerate(children))):
         _space(child)
         if child.tag == "mo" and child.text in ("|", "\u2016"):
             child.set("lspace", "0")
             child.set("rspace", "0")
-        if child.get("minsize"):  # \\big: with a subscript it would be taken for an infix operator
-            child.set("stretchy", "true")
-            child.set("form", "postfix" if child.text in (")", "]", "}") else "prefix")
         following = children[position + 1].tag if position + 1 < len(children) else "mspace"
         named = child.tag == "mi" and len(child.text or "") > 1
         # Children of other elements than rows have places, such as base and subscript.
