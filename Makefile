@@ -1,14 +1,15 @@
 # `make demo` and `make test` do all of their own set-up on a machine with Python >= 3.11 and make.
 PYTHON ?= python3
 VENV   ?= .venv
+CORE   ?= build/core-venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test nightly lint format types bench docs clean
+.PHONY: help setup demo test test-core nightly lint format types bench docs wheel clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 setup: $(STAMP) ## create VENV (default .venv) and install with every extra; again only when pyproject.toml changes
 
@@ -24,6 +25,15 @@ demo: setup ## train two small networks, wrap them, print a table and draw the p
 
 test: setup ## the whole test suite, with doctests and the README's snippets
 	$(BIN)/python -m pytest
+
+test-core: ## the tests that need no extra, with rgpr installed without any in a venv of its own (CORE)
+	test -x $(CORE)/bin/python || $(PYTHON) -m venv $(CORE)
+	$(CORE)/bin/python -m pip install --quiet --upgrade pip
+	$(CORE)/bin/python -m pip install --quiet pytest hypothesis
+	$(CORE)/bin/python -m pip install --quiet --upgrade --upgrade-strategy only-if-needed .
+	$(CORE)/bin/python -m pip install --quiet --force-reinstall --no-deps .
+	$(CORE)/bin/python -m pytest --override-ini addopts= --import-mode=importlib --strict-markers \
+	  -m "not slow" -q -rs tests
 
 nightly: setup ## every test, those that take minutes too
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -m ""
@@ -42,8 +52,13 @@ types: setup ## mypy --strict on src
 bench: setup ## speed, as ratios within one run; JSON under build/benchmarks
 	$(BIN)/python -m benchmarks
 
-docs: setup ## the documentation as a site under site/
-	$(BIN)/mkdocs build --strict
+docs: setup ## the documentation as a site under site/, which loads nothing from elsewhere
+	$(BIN)/zensical build --clean --strict
+	@! grep -rnoE '<(script|link|img)[^>]* (src|href)="?(https?:)?//[^" >]*' site --include='*.html' \
+	  | grep -vE 'rel="?(canonical|alternate|edit|next|prev)' || { echo 'site/ loads these from elsewhere'; exit 1; }
+
+wheel: setup ## the library as a wheel and a source archive under dist/
+	$(BIN)/python -m build --no-isolation
 
 clean: ## everything that the targets above made
 	rm -rf .venv build dist site demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -1,14 +1,75 @@
-"""Collect the Python blocks of README and docs as tests."""
+"""Collect the Python blocks of README and docs, and skip tests whose extra is not installed."""
+
+from __future__ import annotations
 
 import os
+from importlib.util import find_spec
+
+import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Every process has a core of its own; to be set before torch looks.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from sybil import Sybil
-from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+if find_spec("sybil") is not None:  # of the extra dev; without it the documents are not tested
+    from sybil import Sybil
+    from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
-pytest_collect_file = Sybil(
-    parsers=[PythonCodeBlockParser(), SkipParser()], patterns=["README.md", "docs/*.md"]
-).pytest()
+    pytest_collect_file = Sybil(
+        parsers=[PythonCodeBlockParser(), SkipParser()], patterns=["README.md", "docs/*.md"]
+    ).pytest()
+
+# What brings each module that the core does without.
+NEEDED = {
+    "PIL": "Pillow, which the extra train brings",
+    "gpytorch": "the extra gp",
+    "laplace": "the extra laplace",
+    "latex2mathml": "the extra docs",
+    "linear_operator": "the extra gp",
+    "markdown": "the extra docs",
+    "matplotlib": "the extra plots",
+    "onnx": "the extra export",
+    "onnxruntime": "the extra export",
+    "onnxscript": "the extra export",
+    "pytorch_ood": "the extra ood",
+    "ray": "the extra ray",
+    "rgpr_paper": "the paper's experiments, which `make setup` installs",
+    "scipy": "scipy, which the extra demo brings",
+    "sklearn": "the extra demo",
+    "torchmetrics": "torchmetrics, which the extra laplace brings",
+    "torchvision": "the extra train",
+}
+
+
+def _missing(error: BaseException | None) -> str | None:
+    """Reason to skip: the error, or one it came from, is that a module of an extra is missing.
+
+    A module that is missing inside an installed package is an error as any other.
+    """
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and error.name in NEEDED:
+            return f"Skipped: needs {NEEDED[error.name]}"
+        error = error.__cause__ or getattr(error, "exc_info", (None, None))[1]
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector):
+    """Skip a file that imports a missing extra."""
+    report = yield
+    excinfo = report.call.excinfo
+    reason = _missing(excinfo.value) if report.failed and excinfo is not None else None
+    if reason is not None:
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, reason)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
+    """Skip a test that imports a missing extra itself, or by a fixture."""
+    report = yield
+    reason = _missing(call.excinfo.value) if report.failed and call.excinfo is not None else None
+    if reason is not None:
+        path, line, _ = item.reportinfo()
+        report.outcome, report.longrepr = "skipped", (str(path), line or 0, reason)
+    return report

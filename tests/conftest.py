@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 
@@ -18,7 +19,7 @@ settings.register_profile("rgpr", derandomize=True, deadline=None, max_examples=
 settings.register_profile("nightly", derandomize=True, deadline=None, max_examples=100)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "rgpr"))
 
-with warnings.catch_warnings():
+with warnings.catch_warnings(), contextlib.suppress(ModuleNotFoundError):
     warnings.simplefilter("ignore")
     import laplace  # noqa: F401  its dependencies warn once, on first import
 

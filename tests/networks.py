@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -158,6 +157,8 @@ class Task:
 
 
 def train_digits() -> Task:
+    from sklearn.datasets import load_digits
+
     images, labels = load_digits(return_X_y=True)
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(images), generator=generator)

@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 import rgpr
@@ -82,6 +81,8 @@ def test_the_score_is_fixed_by_the_fit(digits: Task, residual: str) -> None:
 
 @both_residuals
 def test_noise_is_stranger_than_data(digits: Task, residual: str) -> None:
+    from sklearn.metrics import roc_auc_score
+
     model = rgpr.RGPR(digits.network, residual=residual).fit(digits.loader())
     permuted = digits.x[:, torch.randperm(64)]
     for strange, least in ((torch.rand(400, 64), 0.999), (permuted, 0.99), (3 * digits.x, 0.95)):

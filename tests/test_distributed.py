@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from laplace import Laplace
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -91,6 +90,8 @@ def build(case: str) -> rgpr.RGPR:
 
 
 def laplace(structure: str, x: Tensor, y: Tensor) -> Any:
+    from laplace import Laplace
+
     la = Laplace(network(), "classification", "last_layer", structure)
     la.fit(DataLoader(TensorDataset(x, y), batch_size=13))
     return la

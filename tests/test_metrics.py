@@ -4,14 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import (
-    accuracy_score,
-    average_precision_score,
-    brier_score_loss,
-    log_loss,
-    roc_auc_score,
-)
-from torchmetrics.functional.classification import multiclass_calibration_error
 
 from rgpr.metrics import accuracy, auprc, auroc, brier, confidence, ece, fpr95, nll
 
@@ -24,6 +16,9 @@ def case(seed: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @given(st.integers(0, 1000), st.integers(2, 12))
 def test_against_scikit_learn_and_torchmetrics(seed: int, classes: int) -> None:
+    from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
     p, y = case(seed, classes)
     labels = list(range(classes))
     assert accuracy(p, y) == pytest.approx(accuracy_score(y, p.argmax(1)))
@@ -70,6 +65,8 @@ def scores(seed: int, n: int, m: int, steps: int) -> tuple[torch.Tensor, torch.T
 
 @given(st.integers(0, 1000), st.integers(1, 70), st.integers(1, 70), st.sampled_from([1, 3, 10**6]))
 def test_detection_against_scikit_learn_and_counting(seed: int, n: int, m: int, steps: int) -> None:
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
     inside, outside = scores(seed, n, m, steps)
     labels = torch.cat([torch.ones(n), torch.zeros(m)])
     assert auroc(inside, outside) == pytest.approx(

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
 from rgpr import noise
@@ -49,6 +48,8 @@ def test_uniform_fills_its_range() -> None:
 
 @given(st.integers(4, 33), st.floats(0.3, 4.0))
 def test_the_blur_is_scipys(size: int, sigma: float) -> None:
+    from scipy.ndimage import gaussian_filter
+
     image = torch.rand(size, size, generator=seeded(size), dtype=torch.float64)
     matrix = noise._blur_matrix(size, torch.tensor([sigma], dtype=torch.float64))[0]
     expected = torch.from_numpy(gaussian_filter(image.numpy(), sigma, mode="reflect"))
@@ -57,6 +58,8 @@ def test_the_blur_is_scipys(size: int, sigma: float) -> None:
 
 def test_smoothed_noise_step_by_step() -> None:
     """With the ranges closed to a point, only the permutation is random."""
+    from scipy.ndimage import gaussian_filter
+
     x = torch.rand(3, 2, 12, 10, dtype=torch.float64)
     made = noise.smoothed(x, blur=(1.5, 1.5), gain=(8.0, 8.0), generator=seeded(4))
     order = torch.rand(3, 1, 120, generator=seeded(4), dtype=torch.float64).argsort(-1)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from laplace import Laplace
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -199,6 +198,8 @@ def test_bridge_is_laplace_torchs_own(digits: Task, structure: str, prior_precis
     loader = DataLoader(TensorDataset(x.double(), y), batch_size=256)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        from laplace import Laplace
+
         la = Laplace(
             network, "classification", "last_layer", structure, prior_precision=prior_precision
         )

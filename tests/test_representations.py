@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,6 +18,13 @@ from rgpr import RGPR
 from rgpr._network.layers import check_layers, choose_layers
 from rgpr._network.running import capture, evaluating, plain_module, watching
 from rgpr._network.trace import linear_head
+
+
+def torchvision_resnet18(classes: int = 10) -> nn.Module:
+    from torchvision.models import resnet18
+
+    return resnet18(num_classes=classes)
+
 
 EXPECTED_AUTO = {
     "mlp": ["1", "3"],
@@ -54,7 +60,7 @@ def test_auto(name: str) -> None:
 
 def test_auto_on_resnet18_is_the_papers_choice() -> None:
     """With the pooled output of the last stage, which is what goes into the head."""
-    network = torchvision.models.resnet18(num_classes=10)
+    network = torchvision_resnet18()
     layers = choose_layers(network, "auto", torch.randn(2, 3, 64, 64))
     assert layers == ["input", "layer1", "layer2", "layer3", "fc:input"]
     # Of images this small the last stage leaves one position, so pooling changes nothing.
@@ -63,7 +69,7 @@ def test_auto_on_resnet18_is_the_papers_choice() -> None:
 
 
 def test_auto_looks_inside_a_backbone_below_a_head() -> None:
-    backbone = torchvision.models.resnet18()
+    backbone = torchvision_resnet18()
     backbone.fc = nn.Identity()
     network = nn.Sequential(backbone, nn.Linear(512, 3))
     layers = choose_layers(network, "auto", torch.randn(2, 3, 64, 64))
@@ -95,7 +101,9 @@ class Block(nn.Module):
 
 
 def vision_transformer() -> nn.Module:
-    return torchvision.models.VisionTransformer(
+    from torchvision.models import VisionTransformer
+
+    return VisionTransformer(
         image_size=8,
         patch_size=4,
         num_layers=2,
@@ -144,7 +152,7 @@ HEADS: dict[str, tuple[Any, tuple[int, ...], str, list[str]]] = {
     "functional": (Functional, (4,), "last", ["first", "last:input"]),
     "blocks": (Blocks, (2, 6, 6), "fc", ["block1", "fc:input"]),
     "resnet": (
-        lambda: torchvision.models.resnet18(num_classes=3),
+        lambda: torchvision_resnet18(3),
         (3, 64, 64),
         "fc",
         ["layer1", "layer2", "layer3", "fc:input"],

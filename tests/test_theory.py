@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laplace import Laplace
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -85,6 +84,8 @@ def test_confidence_goes_to_one_over_c_with_laplace(
     network = mlp(4, classes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        from laplace import Laplace
+
         la = Laplace(network, "classification", "last_layer", structure)
         la.fit(DataLoader(TensorDataset(x, y), batch_size=40))
     model = fitted(la, x, residual)
@@ -197,6 +198,8 @@ def test_two_halves_of_the_paper_agree_on_the_multi_output_covariance(residual: 
     x, _ = blobs()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        from laplace import Laplace
+
         la = Laplace(mlp(4, 2).double(), "regression", "all", "full", prior_precision=0.5)
         la.fit(DataLoader(TensorDataset(x.double(), torch.randn(120, 2).double()), batch_size=40))
     model = RGPR(la, residual=residual).fit([x.double()])
@@ -269,6 +272,8 @@ class TestSymmetricMonteCarlo:
         if base == "laplace":
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
+                from laplace import Laplace
+
                 network = Laplace(network, "classification", "last_layer", "kron")
                 network.fit(digits.loader())
         model = RGPR(network, residual="paper").fit(digits.loader())

@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -105,6 +104,8 @@ def test_a_function_of_samples() -> None:
 
 
 def test_temperature_finds_the_likelihoods_optimum(digits: Task) -> None:
+    from scipy.optimize import minimize_scalar
+
     hot = nn.Sequential(*copy.deepcopy(digits.network))
     hot[-1].weight.data *= 4
     hot[-1].bias.data *= 4

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from laplace import Laplace
-from scipy.stats import multivariate_normal
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -80,6 +79,8 @@ def test_laplace_is_near_the_truth() -> None:
 
 
 def test_regression_is_a_multivariate_normal() -> None:
+    from scipy.stats import multivariate_normal
+
     K, mean = random_kernel(2, 6), torch.randn(6, 2).double()
     target, noise = torch.randn(6, 2).double(), torch.tensor(0.3, dtype=torch.float64)
     expected = sum(
@@ -111,7 +112,9 @@ def test_gradients_are_finite_differences(likelihood: str) -> None:
         assert float(gradient[i]) == pytest.approx(difference, rel=1e-5, abs=1e-9)
 
 
-def fitted_laplace(structure: str, likelihood: str) -> tuple[nn.Module, Tensor, Tensor, Laplace]:
+def fitted_laplace(structure: str, likelihood: str) -> tuple[nn.Module, Tensor, Tensor, Any]:
+    from laplace import Laplace
+
     x, y = blobs(3, n=45)
     if likelihood == "regression":
         y = torch.stack([x[:, 0].sin(), x[:, 1], x[:, 2] * 0], 1)
@@ -126,6 +129,8 @@ def test_covariances_are_jacobians_times_the_posterior(structure: str) -> None:
     if structure == "all layers":
         x, y = blobs(3, n=45)
         network = mlp(4, 3, width=5, hidden=1)
+        from laplace import Laplace
+
         la = Laplace(network, "classification", "all", "full", prior_precision=2.0)
         la.fit(DataLoader(TensorDataset(x, y), batch_size=45))
         covariance, J = la.posterior_covariance.double(), jacobian(network, x[:6]).double()
@@ -159,6 +164,8 @@ def test_an_ensembles_covariances_are_those_of_its_members() -> None:
 @pytest.mark.parametrize("likelihood", ["classification", "regression"])
 def test_no_point_of_a_grid_is_better(layers: int, likelihood: str) -> None:
     """The whole way, from loaders, against matrices formed pair by pair."""
+    from scipy.stats import multivariate_normal
+
     network, x, y, la = fitted_laplace("full", likelihood)
     model = rgpr.RGPR(la, layers="input" if layers == 1 else "auto", residual="paper").fit([x[:30]])
     data, target = x[30:], y[30:]

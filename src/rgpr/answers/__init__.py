@@ -1,10 +1,13 @@
-"""What a model says about an input, beside its probabilities.
+"""What a model says about an input.
 
-``score`` says how strange an input is. ``conformal`` turns scores of held-out data into promises
-that hold for any number of examples: p-values, flags, sets of classes and intervals.
-``calibration`` reads held-out data once and sets what depends on it.
+``probabilities`` makes an answer of one pass through the network, and says what rows get that are
+too far away for numbers. ``score`` says how strange an input is. ``conformal`` turns scores of
+held-out data into promises that hold for any number of examples: p-values, flags, sets of classes
+and intervals. ``calibration`` reads held-out data once and chooses what depends on them;
+``examples`` is what is kept of such data. ``explanation`` says which layer found an input strange.
 """
 
 from .calibration import Calibration
+from .explanation import Explanation
 
-__all__ = ["Calibration"]
+__all__ = ["Calibration", "Explanation"]

@@ -7,3 +7,5 @@ errors: these are posteriors like those of :mod:`rgpr.posteriors`, and may carry
 Nothing is imported here, because ``gp_residual`` needs gpytorch and ``detectors.ViM`` needs
 pytorch-ood: import the folder or file that you use.
 """
+
+__all__ = ["detectors", "gp_residual"]

@@ -1,0 +1,7 @@
+"""The library beside others: gpytorch, laplace-torch and Ray.
+
+Nothing is imported here, because each module needs the library it is named after: import the
+module that you use.
+"""
+
+__all__ = ["gpytorch", "laplace", "ray"]

@@ -11,6 +11,7 @@ from .ensemble import Ensemble
 from .function import FunctionPosterior
 from .gaussian import DenseGaussian, DiagonalGaussian, Gaussian
 from .laplace import LaplacePosterior, LastLayerLaplace, choose_prior_precision
+from .links import Link, register_link
 from .map import MAP
 from .sampled import SampledPosterior, WeightPosterior
 from .swag import SWAG, SWAGCollector
@@ -35,6 +36,7 @@ __all__ = [
     "Gaussian",
     "LaplacePosterior",
     "LastLayerLaplace",
+    "Link",
     "MCDropout",
     "Posterior",
     "SWAGCollector",
@@ -44,6 +46,7 @@ __all__ = [
     "as_posterior",
     "choose_prior_precision",
     "fit_laplace",
+    "register_link",
     "register_posterior",
 ]
 

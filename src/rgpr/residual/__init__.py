@@ -6,6 +6,7 @@ is measured, ``collecting`` learns them from one pass, ``recipes`` says which ma
 process for small data, to compare with. The kernel itself is :mod:`rgpr.kernels`.
 """
 
+from . import exact
 from .recipes import ResidualRecipe, Strategy
 
-__all__ = ["ResidualRecipe", "Strategy"]
+__all__ = ["ResidualRecipe", "Strategy", "exact"]

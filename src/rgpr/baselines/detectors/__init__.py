@@ -20,9 +20,7 @@ here, so no list needs to know of it. In code of your own the same decorator doe
 
 from __future__ import annotations
 
-from importlib import import_module
-from pkgutil import iter_modules
-
+from ..._discovery import import_files
 from .base import DETECTORS, Detector, register_detector
 from .energy import Energy
 from .knn import KNN
@@ -41,5 +39,4 @@ __all__ = [
     "register_detector",
 ]
 
-for _module in iter_modules(__path__):
-    import_module(f".{_module.name}", __name__)
+import_files(__name__, __path__)

@@ -1,0 +1,104 @@
+"""What is installed: the wheel's files, and a core that works without any extra."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Modules of the extras. Blocked, they are as good as not installed.
+EXTRAS = (
+    "gpytorch", "laplace", "linear_operator", "matplotlib", "onnx", "onnxruntime", "onnxscript",
+    "pytorch_ood", "ray", "scipy", "sklearn", "torchmetrics", "torchvision", "rgpr_paper",
+)  # fmt: skip
+
+BLOCKED = f"""
+import sys
+for name in {EXTRAS}:
+    sys.modules[name] = None  # importing it raises ModuleNotFoundError
+"""
+
+USED = """
+import torch, rgpr
+from torch import nn
+
+torch.manual_seed(0)
+network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+x = torch.randn(200, 4)
+y = torch.arange(200) % 3
+model = rgpr.RGPR(network).fit([x], progress=False)
+model.calibrate([(torch.randn(150, 4), y[:150])], progress=False)
+probabilities = model(x[:5])
+model.save("model.safetensors")
+again = rgpr.load("model.safetensors", nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+assert torch.equal(again(x[:5]), probabilities)
+assert float((model(1e12 * x) - 1 / 3).abs().max()) < 0.01
+"""
+
+# These are about another library, so that importing them may need it.
+OVER_A_LIBRARY = {
+    "rgpr._demo",
+    "rgpr.baselines.gp_residual",
+    "rgpr.integrations.gpytorch",
+    "rgpr.posteriors.svdkl",
+    "rgpr.posteriors.svgp",
+}
+
+IMPORTED = f"""
+import importlib, pkgutil, rgpr
+for module in pkgutil.walk_packages(rgpr.__path__, "rgpr."):
+    # Triton comes with torch, but not on every system.
+    if module.name not in {OVER_A_LIBRARY} and not module.name.startswith("rgpr._backend"):
+        importlib.import_module(module.name)
+"""
+
+
+def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", BLOCKED + code], cwd=folder, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize("code", [USED, IMPORTED], ids=["used", "imported"])
+def test_the_core_needs_no_extra(code: str, tmp_path: Path) -> None:
+    done = run(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["demo"], "install 'rgpr[all]'"),
+        (["paper", "list"], "clone its repository and run `make setup`"),
+    ],
+)
+def test_commands_say_what_is_missing(arguments: list[str], said: str, tmp_path: Path) -> None:
+    done = run(f"from rgpr.cli import main; sys.exit(main({arguments}))", tmp_path)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_wheel_holds_the_library_and_nothing_else(tmp_path: Path) -> None:
+    pytest.importorskip("build", reason="needs the extra dev")
+    pytest.importorskip("hatchling", reason="needs the extra dev")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path]
+    done = subprocess.run([*command, ROOT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        info = next(name.split("/")[0] for name in names if ".dist-info/" in name)
+        metadata = archive.read(f"{info}/METADATA").decode()
+    library = {
+        path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src/rgpr").rglob("*.py")
+    }
+    about = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
+    assert names == library | {"rgpr/py.typed"} | {f"{info}/{name}" for name in about}
+    assert "License-Expression: MIT" in metadata
+    assert "Honest confidence" in metadata
