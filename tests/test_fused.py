@@ -24,8 +24,8 @@ from networks import blobs, far_from_zero, laplace_over_blobs, mlp
 from references import nearest_distance
 from rgpr._backend import arithmetic as fused
 from rgpr._backend.packing import Packed, Parts, originals_of
+from rgpr.posteriors import LastLayerLaplace
 from rgpr.posteriors.gaussian import Gaussian
-from rgpr.posteriors.laplace import LastLayerLaplace
 from rgpr.residual.collecting import Collector
 from rgpr.residual.prototypes import Prototypes
 from rgpr.residual.recipes import Strategy

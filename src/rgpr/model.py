@@ -1,4 +1,8 @@
-"""RGPR: a trained network or Bayesian network, extended by the ReLU-GP residual."""
+"""RGPR: a trained network or Bayesian network, extended by the ReLU-GP residual.
+
+Every method hands its work over to one of the folders beside this file and keeps the tensors that
+come back. This file is long because it documents each of them where users look for it.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import rgpr
 from networks import Task, blobs, laplace_over_blobs, mlp
-from rgpr.answers.calibration import _onset_and_slope
+from rgpr.answers.onset import _onset_and_slope
 from rgpr.metrics import confidence, nll
 from rgpr.saving.export import onnx
 

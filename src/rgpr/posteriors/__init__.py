@@ -10,7 +10,8 @@ from .dropout import MCDropout
 from .ensemble import Ensemble
 from .function import FunctionPosterior
 from .gaussian import DenseGaussian, DiagonalGaussian, Gaussian
-from .laplace import LaplacePosterior, LastLayerLaplace, choose_prior_precision
+from .laplace import LaplacePosterior, choose_prior_precision
+from .last_layer_laplace import LastLayerLaplace
 from .links import Link, register_link
 from .map import MAP
 from .sampled import SampledPosterior, WeightPosterior

@@ -1,231 +1,36 @@
 r"""Laplace approximations fitted by laplace-torch.
 
-**Last layer.** With features :math:`\varphi` and outputs :math:`W\varphi + b`, the covariance of
-the outputs is known in closed form and needs no Jacobian. Everything it takes is copied into
-buffers, so prediction needs neither laplace-torch nor the object it came from.
-
-- ``kron``: precision :math:`B \otimes A + \delta I` with :math:`A = Q_A \Lambda_A Q_A^\top`,
-  :math:`B = Q_B \Lambda_B Q_B^\top` gives
-  :math:`V = Q_B \operatorname{diag}_c\!\big(\sum_a (Q_A^\top\varphi)_a^2 /
-  (\lambda^B_c \lambda^A_a + \delta)\big) Q_B^\top + V_\text{bias}`.
-- ``diag``: :math:`V_{cc} = \sum_j \varphi_j^2 \Sigma_{cj} + \Sigma_{b_c}`.
-- ``full``: :math:`V = \tilde\varphi^\top \Sigma \tilde\varphi` blockwise,
-  :math:`\tilde\varphi = (\varphi, 1)`.
-
-The largest feature of a row is taken out before squaring and its square put back in float64, so
-features may be as large as float32 allows.
-
-**Everything else** (all layers, subnetworks, functional) goes through laplace-torch's own calls.
+A Gaussian over the last layer's weights becomes a
+:class:`rgpr.posteriors.LastLayerLaplace`, which no longer needs laplace-torch.
+Everything else (all layers, subnetworks, functional) goes through laplace-torch's own calls.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import nll_loss
 
-from .._backend.arithmetic import peak_out
-from .._backend.precision import at_least_float32, full_precision
 from .._network.checks import check_target, network_dtype_device
 from .._network.loaders import labelled, on_device
-from .._network.outputs import outputs_of
-from .._network.running import evaluating, plain_module, watching
+from .._network.running import evaluating, plain_module
 from .base import THROUGH_ANOTHER_LIBRARY, Posterior, register_posterior
-from .gaussian import DenseGaussian, DiagonalGaussian, Gaussian, standard_normal
+from .gaussian import DenseGaussian, Gaussian
+from .last_layer_laplace import LastLayerLaplace, point_and_features
 from .links import probit
 
 __all__ = [
     "LaplacePosterior",
-    "LastLayerLaplace",
     "check_fitted",
     "choose_prior_precision",
     "from_laplace",
     "likelihood_of",
 ]
-
-
-class LastLayerLaplace(Posterior):
-    """Gaussian over the weights of the last linear layer.
-
-    Args:
-        network: The trained network.
-        head: Name of its last linear layer.
-        structure: ``"kron"``, ``"diag"`` or ``"full"``.
-        tensors: What the structure needs:
-
-            - ``kron``: ``in_basis (D, D)``, ``out_basis (C, C)``, ``spectrum (D, C)``, the
-              posterior variances in those bases, and with a bias ``bias_root (C, C)``;
-            - ``diag``: ``weight (D, C)`` and with a bias ``bias (C,)``, posterior variances;
-            - ``full``: ``covariance (D', C, D', C)`` with ``D' = D + 1`` if there is a bias.
-        likelihood: What it was fitted for.
-    """
-
-    kind = "last-layer-laplace"
-
-    in_basis: Tensor
-    out_basis: Tensor
-    spectrum: Tensor
-    marginal: Tensor
-    marginal_bias: Tensor | None
-    bias_root: Tensor
-    weight: Tensor
-    bias: Tensor
-    covariance: Tensor
-
-    def __init__(
-        self,
-        network: nn.Module,
-        head: str,
-        structure: str,
-        tensors: Mapping[str, Tensor],
-        likelihood: str | None,
-    ) -> None:
-        super().__init__(network)
-        self.head, self.structure, self.likelihood = head, structure, likelihood
-        if not isinstance(dict(self.network.named_modules()).get(head), nn.Linear):
-            raise ValueError(f"the network has no linear layer '{head}' to be its last layer")
-        for name, tensor in tensors.items():
-            self.register_buffer(name, tensor.detach().clone(memory_format=torch.contiguous_format))
-        if structure == "kron":
-            self._derive()
-
-    def _derive(self) -> None:
-        """The diagonal of V directly: one product instead of two."""
-        with full_precision(self.spectrum):
-            marginal = self.spectrum @ self.out_basis.square().T
-        self.register_buffer("marginal", marginal, persistent=False)
-        bias = self.bias_root.double().square().sum(1) if self._has_bias else None
-        self.register_buffer("marginal_bias", bias, persistent=False)
-
-    def _load_from_state_dict(self, *arguments):  # type: ignore[no-untyped-def]
-        super()._load_from_state_dict(*arguments)
-        if self.structure == "kron":
-            self._derive()
-
-    def forward(self, x: Tensor) -> Gaussian:
-        return self._gaussian(*_point_and_features(self.network, self.head, x))
-
-    def _gaussian(self, mean: Tensor, features: Tensor) -> Gaussian:
-        with full_precision(features):
-            return self._in_full_precision(mean, features)
-
-    def _in_full_precision(self, mean: Tensor, features: Tensor) -> Gaussian:
-        features, peak = peak_out(features.to(at_least_float32(features.dtype)))
-        features = features.to(next(self.buffers(recurse=False)).dtype)
-        if self.structure == "kron":
-            squares = (features @ self.in_basis).square()
-            return _KroneckerGaussian(mean, squares, peak.double().square(), self)
-        if self.structure == "diag":
-            variance = (features.square() @ self.weight).double() * peak.double().square()
-            if self._has_bias:
-                variance = variance + self.bias
-            return DiagonalGaussian(mean, variance)
-        if self._has_bias:
-            features = torch.cat([features, (1 / peak).to(features.dtype)], dim=1)
-        half = torch.einsum("bi,icjd->bcjd", features, self.covariance)
-        covariance = torch.einsum("bcjd,bj->bcd", half, features).double()
-        return DenseGaussian(mean, covariance * peak.double().square()[..., None])
-
-    def mean_parts(self) -> list[tuple[nn.Module, float]]:
-        return [(self.network, 1.0)]
-
-    def covariances(self, x: Tensor) -> Tensor:
-        features = _point_and_features(self.network, self.head, x)[1].double()
-        if self.structure == "kron":
-            features, weights = features @ self.in_basis.double(), self.marginal.double()
-            bias = self.marginal_bias
-        elif self.structure == "diag":
-            weights, bias = self.weight.double(), self.bias.double() if self._has_bias else None
-        else:
-            if self._has_bias:
-                features = torch.cat([features, features.new_ones(len(x), 1)], 1)
-            each = self.covariance.double().diagonal(dim1=1, dim2=3)  # (D', D', C)
-            return torch.einsum("bi,ijc,dj->cbd", features, each, features)
-        result = torch.einsum("bi,ic,di->cbd", features, weights, features)
-        return result if bias is None else result + bias[:, None, None]
-
-    def config(self) -> dict[str, Any]:
-        return {"head": self.head, "structure": self.structure, "likelihood": self.likelihood}
-
-    @classmethod
-    def from_saved(
-        cls, network: nn.Module, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
-    ) -> Self:
-        return cls(network, tensors=tensors, **config)
-
-    @property
-    def _has_bias(self) -> bool:
-        head: Any = self.network.get_submodule(self.head)
-        return head.bias is not None
-
-
-def _point_and_features(network: nn.Module, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The network's outputs, and what went into its last layer."""
-    seen: list[Tensor] = []
-    head = network.get_submodule(name)
-    with watching(network, {head: lambda module, args, output: seen.append(args[0])}):
-        mean = outputs_of(network(x), x)
-    if len(seen) != 1 or seen[0].dim() != 2:
-        what = f"{len(seen)} times" if len(seen) != 1 else f"on shape {tuple(seen[0].shape)}"
-        raise ValueError(
-            f"the last layer '{name}' ran {what}; the closed form needs it to run once, "
-            "on one feature vector per input"
-        )
-    return mean, seen[0]
-
-
-class _KroneckerGaussian(Gaussian):
-    """``V = Q_B diag((Q_A^T features)^2 @ spectrum) Q_B^T + bias_root bias_root^T``.
-
-    Args:
-        mean: Of the outputs.
-        squares: Gives ``(Q_A^T features)^2 @ weights`` for weights ``(D, C)``.
-        head: Whose they are.
-    """
-
-    def __init__(
-        self, mean: Tensor, squares: Tensor, scale: Tensor, head: LastLayerLaplace
-    ) -> None:
-        self.mean, self._squares, self._scale, self._head = mean, squares, scale, head
-        variance, bias = self._weighted(head.marginal), head.marginal_bias
-        self.variance = variance if bias is None else variance + bias
-
-    def _weighted(self, weights: Tensor) -> Tensor:
-        with full_precision(weights):
-            return self._scale * (self._squares @ weights).double()
-
-    @property
-    def _eigenvalues(self) -> Tensor:
-        return self._weighted(self._head.spectrum)
-
-    @property
-    def _bias_root(self) -> Tensor | None:
-        return self._head.bias_root.double() if self._head._has_bias else None
-
-    @property
-    def row_sums(self) -> Tensor:
-        basis, root = self._head.out_basis.double(), self._bias_root
-        sums = (self._eigenvalues * basis.sum(0)) @ basis.T
-        return sums if root is None else sums + root @ root.sum(0)
-
-    @property
-    def covariance(self) -> Tensor:
-        basis, root = self._head.out_basis.double(), self._bias_root
-        covariance = (basis * self._eigenvalues[:, None, :]) @ basis.T
-        return covariance if root is None else covariance + root @ root.T
-
-    def noise(self, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
-        shape, root = (n_samples, *self.mean.shape), self._bias_root
-        epsilon = standard_normal(shape, self.mean, generator)
-        noise = (self._eigenvalues.sqrt() * epsilon) @ self._head.out_basis.double().T
-        if root is not None:
-            noise = noise + standard_normal(shape, self.mean, generator) @ root.T
-        return noise
 
 
 class LaplacePosterior(Posterior):
@@ -400,7 +205,7 @@ def _by_features(la: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> _Predicti
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
     with evaluating(network):
         for x, y in batches:
-            mean, features = _point_and_features(network, name, on_device(x, device))
+            mean, features = point_and_features(network, name, on_device(x, device))
             kept.append((mean.clone(), features.clone(), y))  # or all activations stay with them
 
     def gaussians() -> Iterator[tuple[Gaussian, Tensor]]:

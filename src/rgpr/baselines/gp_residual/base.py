@@ -16,7 +16,7 @@ from ..._backend.precision import full_precision
 from ..._network.running import plain_module
 from ...posteriors.base import THROUGH_ANOTHER_LIBRARY, Posterior
 from ...posteriors.gaussian import DiagonalGaussian, Gaussian
-from ...posteriors.svdkl import GaussianProcesses, fit_variational
+from ...posteriors.gaussian_processes import GaussianProcesses, fit_variational
 from ...posteriors.svgp import epochs_for
 from ...residual.coordinates import Standardizer
 from .exact import fit_exact

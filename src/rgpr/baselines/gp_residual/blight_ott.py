@@ -10,7 +10,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
 from ..._network.loaders import labelled
-from ...posteriors.svdkl import regression_targets
+from ...posteriors.gaussian_processes import regression_targets
 from .base import GPResidual
 from .kernels import rbf
 

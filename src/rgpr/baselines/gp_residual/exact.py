@@ -11,7 +11,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...posteriors.svdkl import GaussianProcesses
+from ...posteriors.gaussian_processes import GaussianProcesses
 from .training_set import TrainingSet
 
 __all__ = ["fit_exact"]

@@ -14,7 +14,7 @@ from ..._network.loaders import labelled, on_device
 from ..._network.moments import Moments
 from ..._network.outputs import outputs_of
 from ..._network.running import evaluating
-from ...posteriors.svdkl import Batch, class_labels, regression_targets
+from ...posteriors.gaussian_processes import Batch, class_labels, regression_targets
 from ...residual.coordinates import Standardizer
 
 __all__ = ["TrainingSet", "collect", "joined"]
