@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ._backend.arithmetic import fused_probit
+from ._backend.arithmetic import ProbitScales, fused_probit
 from ._backend.buffers import StableBuffers
 from ._backend.precision import full_precision
 from ._network.checks import check_input, check_n_samples, one_of
@@ -449,18 +449,16 @@ class RGPR(StableBuffers):
         with full_precision(x):
             gaussian = gaussian.with_mean(gaussian.mean.to(x.dtype))
             if self.likelihood == "classification" and link_approx == "probit":
-                at_once = fused_probit(
-                    gaussian.mean,
-                    gaussian.variance,
-                    u,
-                    residual.sigma2,
-                    residual.onset,
-                    residual.slope,
-                    residual.typical,
-                    SHARE,
-                    self.temperature,
-                    far(x.dtype),
+                scales = ProbitScales(
+                    sigma2=residual.sigma2,
+                    onset=residual.onset,
+                    slope=residual.slope,
+                    typical=residual.typical,
+                    share=SHARE,
+                    temperature=self.temperature,
+                    far=far(x.dtype),
                 )
+                at_once = fused_probit(gaussian.mean, gaussian.variance, u, scales)
                 if at_once is not None:
                     return at_once
             v = residual(known(u, x.dtype))

@@ -21,7 +21,7 @@ from .._network.running import every_module
 from ..model import RGPR
 from ..saving.export import check_exportable, program
 from .arithmetic import few_rows, kernels_in_graphs
-from .packing import Packing
+from .small_layers import Packing
 
 __all__ = ["CompiledCall"]
 

@@ -29,8 +29,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from .._backend.packing import Packing, Parts
 from .._backend.precision import full_precision
+from .._backend.small_layers import Packing, Parts
 from .._network.capture import capture
 from .._network.checks import check_rows
 from .._network.running import evaluating
