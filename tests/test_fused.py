@@ -1,4 +1,4 @@
-"""The fused operations against float64 references; the Triton kernels by Triton's interpreter."""
+"""The operations against float64 references; Triton's interpreter runs the kernels on a CPU."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ import rgpr
 from networks import blobs, far_from_zero, laplace_over_blobs, mlp
 from references import nearest_distance
 from rgpr._backend import arithmetic as fused
-from rgpr._backend.packing import Packed, Parts, originals_of
+from rgpr._backend.small_layers import Packed, Parts, originals_of
 from rgpr.posteriors import LastLayerLaplace
 from rgpr.posteriors.gaussian import Gaussian
 from rgpr.residual.collecting import Collector
@@ -37,16 +38,19 @@ ANSWERS = [t for t in DTYPES if torch.cuda.is_available() or t != torch.bfloat16
 
 
 @pytest.fixture(scope="module", params=["torch", "triton"])
-def operations(request: pytest.FixtureRequest) -> ModuleType:
+def operations(request: pytest.FixtureRequest) -> Any:
+    """The references in plain torch, then the Triton kernels, by the names of the operations."""
     if request.param == "torch":
         return fused
     pytest.importorskip("triton", reason="no Triton on this platform")
-    return importlib.import_module("rgpr._backend.triton_kernels")
+    cuda = importlib.import_module("rgpr._backend.cuda")
+    assert cuda.works(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    return SimpleNamespace(**fused.FASTER["cuda"])
 
 
 @pytest.fixture(autouse=True)
-def _device(operations: ModuleType) -> Iterator[None]:
-    """Triton's on a GPU where there is one; else its interpreter takes them, see conftest."""
+def _device(operations: Any) -> Iterator[None]:
+    """Run Triton's kernels on a GPU if there is one, else by its interpreter; see conftest."""
     gpu = operations is not fused and torch.cuda.is_available()
     with torch.device("cuda" if gpu else "cpu"), pytest.MonkeyPatch.context() as patch:
         if operations is not fused and not gpu:
@@ -55,7 +59,10 @@ def _device(operations: ModuleType) -> Iterator[None]:
 
 
 def as_tensor_cores(patch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter multiplies in float32 whatever the precision asked for: now as TF32."""
+    """Make Triton's interpreter multiply as TF32 where a kernel asks for it.
+
+    It would multiply in float32 whatever the kernel asks for.
+    """
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     def read(handle: Any) -> Any:
@@ -76,7 +83,7 @@ def drawn(seed: int, *shape: int) -> Tensor:
 
 
 def laid_out(h: Tensor, layout: str) -> Tensor:
-    """The same values in another order of memory."""
+    """Return the same values in another order of memory."""
     if layout == "channels last" and h.dim() == 4:
         return h.contiguous(memory_format=torch.channels_last)
     return h.transpose(0, -1).contiguous().transpose(0, -1) if layout == "strided" else h
@@ -90,7 +97,7 @@ seeds = st.integers(0, 10**6)
 @settings(max_examples=60)
 @given(seeds, st.integers(0, 5), shapes, layouts, st.sampled_from(DTYPES), st.booleans())
 def test_mean_cubes(
-    operations: ModuleType,
+    operations: Any,
     seed: int,
     rows: int,
     shape: list[int],
@@ -111,8 +118,8 @@ def test_mean_cubes(
 
 
 def distance_cubes(z: Tensor, centers: Tensor, offset: Tensor | None) -> Tensor:
-    """What `nearest_cubes` promises, by distances between all pairs of points in float64."""
-    mode = "donot_use_mm_for_euclid_dist"  # differences of large products would lose digits
+    """Return what `nearest_cubes` promises, by distances between all pairs of points in float64."""
+    mode = "donot_use_mm_for_euclid_dist"  # Differences of large products would lose digits.
     pairs = torch.cdist(z.double(), centers.double(), compute_mode=mode)
     distance = pairs.amin(1) / centers.shape[1] ** 0.5
     return (distance - (0 if offset is None else offset.double())).clamp_min(0).pow(3) / 3
@@ -120,9 +127,7 @@ def distance_cubes(z: Tensor, centers: Tensor, offset: Tensor | None) -> Tensor:
 
 @settings(max_examples=40)
 @given(seeds, st.integers(0, 4), st.integers(1, 20), st.integers(1, 12), st.booleans())
-def test_nearest_cubes(
-    operations: ModuleType, seed: int, rows: int, n: int, k: int, starts: bool
-) -> None:
+def test_nearest_cubes(operations: Any, seed: int, rows: int, n: int, k: int, starts: bool) -> None:
     h, centers = 10 * drawn(seed, rows, n).double(), 10 * drawn(seed + 1, k, n).double()
     offset = drawn(seed + 2, 1).double().abs() if starts else None
     divided, peak = operations.peak_out(h)
@@ -137,7 +142,7 @@ def test_nearest_cubes(
 
 
 def packed(prototypes: list[tuple[Tensor, Tensor, Tensor, Tensor | None]]) -> Packed:
-    """Of origins, axes, centers in their coordinates and offsets."""
+    """Pack layers, each given by its origin, its axes, its centers along them and its offset."""
     parts = {}
     for index, (origin, axes, centers, offset) in enumerate(prototypes):
         onto = torch.cat([axes, axes @ centers.T], 1)
@@ -155,10 +160,8 @@ def packed(prototypes: list[tuple[Tensor, Tensor, Tensor, Tensor | None]]) -> Pa
     ),
 )
 def test_packed_cubes(
-    operations: ModuleType, seed: int, rows: int, layers: list[tuple[int, int, bool]]
+    operations: Any, seed: int, rows: int, layers: list[tuple[int, int, bool]]
 ) -> None:
-    if operations is fused:
-        pytest.skip("a kernel alone does this")
     hs, prototypes, expected = [], [], []
     for number, (n, k, starts) in enumerate(layers):
         at = seed + 10 * number
@@ -171,7 +174,7 @@ def test_packed_cubes(
         z = (h.double() - origin.double()) @ axes.double()
         expected.append(distance_cubes(z, centers, offset))
     ours = packed(prototypes)
-    found = operations.packed_cubes([hs[index] for index in ours.layers], *ours.arguments)
+    found = operations.packed_cubes([hs[index] for index in ours.layers], ours)
     assert found.shape == (rows, len(layers))
     for index, column in zip(ours.layers, found.unbind(1), strict=True):
         torch.testing.assert_close(column, expected[index], rtol=1e-5, atol=1e-9)
@@ -189,7 +192,7 @@ def test_packed_values_that_are_not_finite_or_huge_stay_in_their_rows(by_kernels
 
 @pytest.mark.parametrize("seed", range(3))
 def test_activations_far_from_zero_keep_their_digits(by_kernels: None, seed: int) -> None:
-    """By both kernels, in float32: against float64, and a row alone against the row in a batch."""
+    """Both kernels agree with float64, and a row alone agrees with the row in a batch."""
     h, y = (t.to(torch.get_default_device()) for t in far_from_zero(seed))
     collector = Collector(Strategy("prototypes", "pooled"))
     collector.update(h, y, int(y.max()) + 1)
@@ -200,7 +203,7 @@ def test_activations_far_from_zero_keep_their_digits(by_kernels: None, seed: int
     def together(rows: Tensor) -> Tensor:
         return packed.unit_variances({0: rows})[0]
 
-    def apart(rows: Tensor) -> Tensor:  # as layers are that are not packed
+    def apart(rows: Tensor) -> Tensor:  # This is how layers are measured that are not packed.
         return coordinates._safely(rows - coordinates.origin)
 
     expected = nearest_distance(h, h, y).pow(3) / 3
@@ -222,7 +225,10 @@ class Shift(nn.Module):
 @pytest.mark.slow
 @torch.no_grad()
 def test_a_compiled_row_alone_is_the_row_in_a_batch(by_kernels: None) -> None:
-    """Also for activations far from zero; the logits hardly depend on them here, but ``v`` does."""
+    """This holds for activations far from zero too.
+
+    The logits hardly depend on them here, but the variance does.
+    """
     torch.manual_seed(0)
     device = torch.get_default_device()
     head = nn.Linear(48, 3)
@@ -234,7 +240,7 @@ def test_a_compiled_row_alone_is_the_row_in_a_batch(by_kernels: None) -> None:
     model.fit([(x, y)], progress=False)
     x = 3 * x[:20]
     expected, plain = model(x), torch.softmax(model.posterior.network(x), 1)
-    assert ((expected - plain).abs().amax(1) > 1e-2).all()  # there is a variance in all of them
+    assert ((expected - plain).abs().amax(1) > 1e-2).all()  # All rows have a variance.
     model.compile(backend="aot_eager")
     torch.testing.assert_close(model(x), expected, rtol=1e-6, atol=0)
     for i in range(len(x)):
@@ -244,7 +250,7 @@ def test_a_compiled_row_alone_is_the_row_in_a_batch(by_kernels: None) -> None:
 @settings(max_examples=40)
 @given(seeds, st.lists(st.integers(0, 40), min_size=1, max_size=3), shapes, layouts)
 def test_add_moments(
-    operations: ModuleType, seed: int, sizes: list[int], shape: list[int], layout: str
+    operations: Any, seed: int, sizes: list[int], shape: list[int], layout: str
 ) -> None:
     n = torch.Size(shape).numel()
     near, total, squares = drawn(seed, n), torch.zeros(n).double(), torch.zeros(n).double()
@@ -266,7 +272,7 @@ def test_add_moments(
     st.sampled_from(DTYPES),
 )
 def test_pooled(
-    operations: ModuleType, seed: int, rows: int, shape: list[int], layout: str, dtype: torch.dtype
+    operations: Any, seed: int, rows: int, shape: list[int], layout: str, dtype: torch.dtype
 ) -> None:
     h = laid_out(drawn(seed, rows, *shape).to(dtype), layout)
     expected = h.double().mean(1) if h.dim() == 3 else h.double().flatten(2).mean(2)
@@ -277,15 +283,13 @@ def test_pooled(
 
 @pytest.mark.parametrize("shape", [(2, 3, 40, 50), (1, 300, 5, 7), (2, 9, 200), (2, 150, 20)])
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
-def test_pooled_over_more_than_a_tile(
-    operations: ModuleType, shape: tuple[int, ...], layout: str
-) -> None:
+def test_pooled_over_more_than_a_tile(operations: Any, shape: tuple[int, ...], layout: str) -> None:
     h = laid_out(drawn(0, *shape), layout)
     expected = h.double().mean(1) if h.dim() == 3 else h.double().mean((2, 3))
     torch.testing.assert_close(operations.pooled(h).double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_rows_and_parameters_wider_than_a_block(operations: ModuleType) -> None:
+def test_rows_and_parameters_wider_than_a_block(operations: Any) -> None:
     h, mean, scale = drawn(0, 2, 3000), drawn(1, 3000), drawn(2, 3000).abs() + 1
     reference = ((h.double() - mean) / scale).abs().pow(3).mean(1) / 3
     ours = operations.mean_cubes(h, mean, scale, None)
@@ -301,7 +305,7 @@ def test_rows_and_parameters_wider_than_a_block(operations: ModuleType) -> None:
     torch.testing.assert_close(wide * wide_peak, h)
 
 
-def test_values_that_are_not_finite_stay_in_their_rows(operations: ModuleType) -> None:
+def test_values_that_are_not_finite_stay_in_their_rows(operations: Any) -> None:
     h = torch.ones(4, 3)
     h[1, 0], h[2, 1], h[3, 0], h[3, 2] = torch.inf, torch.nan, torch.inf, torch.nan
     zero, one = torch.zeros(3), torch.ones(3)
@@ -315,7 +319,7 @@ def test_values_that_are_not_finite_stay_in_their_rows(operations: ModuleType) -
     assert ours[2:].isnan().all()
 
 
-def test_the_largest_values_do_not_overflow(operations: ModuleType) -> None:
+def test_the_largest_values_do_not_overflow(operations: Any) -> None:
     h = torch.full((1, 2), 1e38)
     ours = operations.mean_cubes(h, torch.zeros(2), torch.ones(2), None)
     assert ours.item() == pytest.approx(1e114 / 3, rel=1e-5)
@@ -325,8 +329,8 @@ def test_the_largest_values_do_not_overflow(operations: ModuleType) -> None:
     assert ours.item() == pytest.approx(1e114 / 3, rel=1e-5)
 
 
-def test_an_offset_at_the_training_maximum_leaves_exactly_zero(operations: ModuleType) -> None:
-    """Division must round as it did when the offset was found."""
+def test_an_offset_at_the_training_maximum_leaves_exactly_zero(operations: Any) -> None:
+    """A kernel must round a division as torch did when the offset was found."""
     h, mean, scale = 7 * drawn(0, 40, 50), drawn(1, 50), drawn(2, 50).abs() + 0.1
     offset = ((h - mean) / scale).abs().amax(0)
     assert not operations.mean_cubes(h, mean, scale, offset).any()
@@ -342,7 +346,7 @@ def test_an_offset_at_the_training_maximum_leaves_exactly_zero(operations: Modul
     st.sampled_from(ANSWERS),
 )
 def test_probit(
-    operations: ModuleType,
+    operations: Any,
     seed: int,
     rows: int,
     classes: int,
@@ -350,22 +354,21 @@ def test_probit(
     sets_in: bool,
     dtype: torch.dtype,
 ) -> None:
-    """Against the formulas, written out; the sum of the paper, and what is beyond an onset."""
+    """The kernel agrees with the formulas, for the sum of the paper and for an onset."""
     if operations is fused:
-        pytest.skip("a kernel alone does this")
+        pytest.skip("in plain torch the model composes the probabilities")
     mean, variance = (3 * drawn(seed, rows, classes)).to(dtype), drawn(seed + 1, rows, classes)
     variance, u = variance.double().exp(), (3 * drawn(seed + 2, rows, layers)).double().exp()
     sigma2, temperature = drawn(seed + 3, layers).double().exp(), torch.tensor(1.7).double()
-    sigma2 = torch.where(drawn(seed + 4, layers) > 1, 0.0, sigma2)  # some are switched off
-    typical = drawn(seed + 5, layers).double().clamp_min(0)  # some never varied
+    sigma2 = torch.where(drawn(seed + 4, layers) > 1, 0.0, sigma2)  # Some are switched off.
+    typical = drawn(seed + 5, layers).double().clamp_min(0)  # Some never varied.
     counted = ((sigma2 > 0) & (typical > 0)).double()
     counted[0] = 0.0 if bool(counted[1:].any()) else 1.0
     exponents, share = counted / counted.sum(), 2.0**-10
     onset = torch.tensor(1.5).double() if sets_in else None
     slope = torch.tensor(0.7).double()
-    ours = operations.probit(
-        mean, variance, u, sigma2, onset, slope, typical, share, temperature, 1e12
-    )
+    scales = fused.ProbitScales(sigma2, onset, slope, typical, share, temperature, far=1e12)
+    ours = operations.fused_probit(mean, variance, u, scales)
     parts = sigma2 * u
     if onset is None:
         spread = 1 + math.pi / 8 * (variance + parts.sum(1, keepdim=True))
@@ -380,22 +383,33 @@ def test_probit(
 
 
 @pytest.fixture
-def by_kernels(operations: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole models by the kernels, also where Triton's interpreter has to take them."""
+def by_kernels(operations: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let whole models use the kernels, also on a CPU, where Triton's interpreter runs them."""
     if operations is fused:
         pytest.skip("compares kernels with torch")
-    monkeypatch.setattr(fused, "_on_gpu", lambda h: True)
-    monkeypatch.setattr(fused, "_triton", lambda device: operations)
+    if not torch.cuda.is_available():
+        for table in (fused.FASTER, fused._IN_GRAPHS):
+            monkeypatch.setitem(table, "cpu", table["cuda"])
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Take all kernels away, whatever a test has registered."""
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in ("cpu", "cuda"):
+            patch.setitem(fused.FASTER, kind, {})
+        yield
 
 
 def over_laplace(residual: str) -> rgpr.RGPR:
-    """A last-layer Laplace with either residual, after all that data can teach it."""
+    """Return a model over last-layer Laplace that was fitted and calibrated."""
     with torch.enable_grad():
         la, x, _ = laplace_over_blobs("classification", "kron")
     model = rgpr.RGPR(la, residual=residual).fit([x], progress=False)
     others = x + 0.1 * torch.randn_like(x)
     with torch.no_grad():
-        right = model.posterior.network(others).argmax(1)  # or no variance would be too large
+        # The labels are the predictions, because with wrong ones no variance would be too large.
+        right = model.posterior.network(others).argmax(1)
     model.calibrate([(others, right)], progress=False)
     assert (model.sigma2 > 0).all()
     return model
@@ -415,8 +429,7 @@ def images() -> rgpr.RGPR:
         nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(24, 3)
     )
     x = torch.randn(30, 1, 6, 6)
-    with torch.device("cpu"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "_on_gpu", lambda h: False)
+    with torch.device("cpu"), plain_torch():
         return rgpr.RGPR(network.cpu()).fit([(x.cpu(), torch.arange(30) % 3)], progress=False)
 
 
@@ -432,9 +445,8 @@ MODELS = {
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow", "ignore:divide by zero")
 @pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
 @torch.no_grad()
-def test_whole_predictions(build, by_kernels: None, operations: ModuleType) -> None:  # type: ignore[no-untyped-def]
-    with torch.device("cpu"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "_on_gpu", lambda h: False)
+def test_whole_predictions(build, by_kernels: None, operations: Any) -> None:  # type: ignore[no-untyped-def]
+    with torch.device("cpu"), plain_torch():
         model, (x, _) = build(), blobs()
         model.temperature = 1.7
         rows = [alpha * x[:4] for alpha in (1, 3, 100, 1e6, 1e13, 1e30, 1e38)]
@@ -443,8 +455,7 @@ def test_whole_predictions(build, by_kernels: None, operations: ModuleType) -> N
         strange[2, 0], strange[2, 1] = -torch.inf, torch.nan
         rows = torch.cat([*rows, strange])
     model.to(torch.get_default_device())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "_on_gpu", lambda h: False)
+    with plain_torch():
         expected = model(rows.to(torch.get_default_device()))
     ours = model(rows.to(torch.get_default_device()))
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
@@ -454,15 +465,14 @@ def test_whole_predictions(build, by_kernels: None, operations: ModuleType) -> N
 
 @torch.no_grad()
 def test_layers_that_wait_are_read_before_they_change(by_kernels: None) -> None:
-    """An activation in place overwrites what the layer before it gave."""
+    """An activation in place overwrites the output of the layer before it."""
     torch.manual_seed(0)
     device = torch.get_default_device()
     layers = [nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.ReLU(inplace=True)]
     network, (x, y) = nn.Sequential(*layers, nn.Linear(8, 3)), blobs()
     model = rgpr.RGPR(network, layers=["0", "2"]).fit([(x, y)], progress=False).to(device)
     far = 5 * x.to(device)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "_on_gpu", lambda h: False)
+    with plain_torch():
         expected = model.variance(far)
     assert (expected > 0).any()
     torch.testing.assert_close(model.variance(far), expected, rtol=1e-4, atol=0)
@@ -476,7 +486,7 @@ def test_what_was_packed_follows_the_model(by_kernels: None) -> None:
     network = mlp().to(device)
     first = rgpr.RGPR(network).fit([(x, y)], progress=False)
     second = rgpr.RGPR(network).fit([(2 * x + 1, y)], progress=False)
-    far = 5 * x  # where there is a variance
+    far = 5 * x  # There these inputs have a variance.
     assert (first.variance(far) > 0).all()
     assert not torch.allclose(first.variance(far), second.variance(far))
     kept = first.residual._packed
@@ -521,7 +531,7 @@ def test_copies_are_of_one_layer_and_not_of_another() -> None:
 )
 @torch.no_grad()
 def test_compiled_predictions(build, by_kernels: None) -> None:  # type: ignore[no-untyped-def]
-    """The kernels are operators of the graph."""
+    """The graph calls the kernels as operators."""
     device = torch.get_default_device()
     model = build().to(device)
     x = torch.randn(7, *model._input_shape)
@@ -540,7 +550,7 @@ def test_compiled_predictions(build, by_kernels: None) -> None:  # type: ignore[
 
 @pytest.mark.slow
 def test_compiled_predictions_of_a_model_that_changes(by_kernels: None) -> None:
-    """With and without gradients, for few rows and many."""
+    """There are graphs with and without gradients, for few rows and for many."""
     model = images()
     model.to(torch.get_default_device())
     x = torch.randn(1100, *model._input_shape)
@@ -552,7 +562,7 @@ def test_compiled_predictions_of_a_model_that_changes(by_kernels: None) -> None:
             torch.testing.assert_close(compiled(x[:rows]), model(x[:rows]))
 
     same(7)
-    torch.testing.assert_close(compiled(x[:7]), model(x[:7]))  # parameters have gradients here
+    torch.testing.assert_close(compiled(x[:7]), model(x[:7]))  # Parameters have gradients here.
     same(1100)
     same(1030)
     kinds = list(compiled._compiled_call_impl._made.by_key)
@@ -562,7 +572,7 @@ def test_compiled_predictions_of_a_model_that_changes(by_kernels: None) -> None:
     same(7)
     made = compiled._compiled_call_impl._made
     assert len(made.by_key) == 1
-    compiled.to(torch.get_default_device())  # where it is
+    compiled.to(torch.get_default_device())  # The model is there already.
     same(7)
     assert compiled._compiled_call_impl._made is made
     for changed in (model, compiled):
@@ -577,7 +587,7 @@ def test_compiled_predictions_of_a_model_that_changes(by_kernels: None) -> None:
 
 
 def linear_probe() -> LastLayerLaplace:
-    """A last-layer Laplace of the input itself."""
+    """Return a last-layer Laplace whose features are the input itself."""
     basis = torch.linalg.qr(drawn(0, 4, 4)).Q
     tensors = {"in_basis": basis, "out_basis": torch.eye(3), "spectrum": drawn(1, 4, 3).exp()}
     network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False))
@@ -592,8 +602,7 @@ def moments(gaussian: Gaussian) -> list[Tensor]:
 @torch.no_grad()
 def test_last_layer_laplace(by_kernels: None) -> None:
     def same(posterior: LastLayerLaplace, x: Tensor) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(fused, "_on_gpu", lambda h: False)
+        with plain_torch():
             expected = moments(posterior(x))
         for ours, theirs in zip(moments(posterior(x)), expected, strict=True):
             assert theirs.isfinite().all()
@@ -605,7 +614,7 @@ def test_last_layer_laplace(by_kernels: None) -> None:
     posterior.in_basis.copy_(posterior.in_basis.flip(1))
     same(posterior, x)
     state = posterior.state_dict() | {"spectrum": drawn(3, 3, 4).exp().T}
-    posterior.load_state_dict(state, assign=True)  # in another order of memory
+    posterior.load_state_dict(state, assign=True)  # The spectrum has another order of memory.
     same(posterior, x)
     same(copy.deepcopy(posterior).double(), 1e45 * x.double())
 
@@ -613,8 +622,7 @@ def test_last_layer_laplace(by_kernels: None) -> None:
 @pytest.mark.parametrize("kernels", [False, True])
 @torch.no_grad()
 def test_a_gaussian_outlives_its_input(by_kernels: None, kernels: bool) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "_on_gpu", lambda h: kernels)
+    with nullcontext() if kernels else plain_torch():
         posterior, x = linear_probe(), drawn(2, 7, 4)
         expected = moments(posterior(x.clone()))
         gaussian = posterior(x)
@@ -637,11 +645,10 @@ def test_exported_programs_hold_no_copies(by_kernels: None) -> None:
     device = torch.get_default_device()
     model.to(device)(x.to(device))
     assert model.residual._packed is not None
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "_on_gpu", lambda h: False)
+    with plain_torch():
         exported = program(model, x.to(device), dynamic=True)
     held = {name.removeprefix("model.") for name in (*exported.state_dict, *exported.constants)}
-    buffers = model.named_buffers(remove_duplicate=False)  # one tensor may have two names
+    buffers = model.named_buffers(remove_duplicate=False)  # One tensor may have two names.
     assert held <= {*dict(model.named_parameters()), *dict(buffers)}
     own = {"in_basis", "out_basis", "spectrum", "bias_root", "marginal", "marginal_bias"}
     assert dict(model.posterior.named_buffers(recurse=False)).keys() == own
@@ -653,8 +660,7 @@ def test_fitting(by_kernels: None) -> None:
     x, y = (t.to(device) for t in blobs())
     network = mlp().to(device)
     ours = rgpr.RGPR(network).fit([(x[:30], y[:30]), (x[30:], y[30:])])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "_on_gpu", lambda h: False)
+    with plain_torch():
         expected = rgpr.RGPR(network).fit([(x[:30], y[:30]), (x[30:], y[30:])])
     assert (expected.variance(5 * x) > 0).all()
     torch.testing.assert_close(ours.variance(5 * x), expected.variance(5 * x), rtol=1e-4, atol=0)
@@ -668,8 +674,8 @@ def test_a_broken_network_shows_its_nan(by_kernels: None) -> None:
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-def test_kernels_compile_for_gpus(operations: ModuleType, capability: int) -> None:
-    """Down to machine code; Triton brings all that takes, also where there is no GPU."""
+def test_kernels_compile_for_gpus(operations: Any, capability: int) -> None:
+    """Triton compiles all kernels down to machine code, which needs no GPU."""
     if operations is fused:
         pytest.skip("nothing to compile")
     script = Path(__file__).with_name("compile_kernels.py")
@@ -683,14 +689,13 @@ def test_kernels_compile_for_gpus(operations: ModuleType, capability: int) -> No
 
 @pytest.mark.parametrize("layers", ["input", "auto"])
 def test_gradients_are_torchs(by_kernels: None, layers: str) -> None:
-    """Also where the logits alone have some."""
+    """Plain torch computes gradients, also where the logits alone have some."""
     device = torch.get_default_device()
     x = blobs()[0].to(device)
     model = rgpr.RGPR(mlp().to(device), layers=layers).fit([x])
-    x = 5 * x[:5]  # where most have a variance
+    x = 5 * x[:5]  # There most of these inputs have a variance.
     model.posterior.network[:-1].requires_grad_(False)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "_on_gpu", lambda h: False)
+    with plain_torch():
         model(x).amax(1).sum().backward()
         expected = model.posterior.network[-1].weight.grad.clone()
         v, slope = torch.func.jvp(model.variance, (x,), (torch.ones_like(x),))
@@ -704,12 +709,12 @@ def test_gradients_are_torchs(by_kernels: None, layers: str) -> None:
     )
 
 
-def test_rows_that_do_not_fit_are_refused(operations: ModuleType) -> None:
+def test_rows_that_do_not_fit_are_refused(operations: Any) -> None:
     with pytest.raises((ValueError, RuntimeError), match=r"shape|fit|size"):
         operations.mean_cubes(drawn(0, 4, 10), torch.zeros(7), torch.ones(7), None)
 
 
-def test_float64_rows_keep_their_digits(operations: ModuleType) -> None:
+def test_float64_rows_keep_their_digits(operations: Any) -> None:
     h = torch.tensor([[1 + 1e-9, 1.0]], dtype=torch.float64)
     ours = operations.mean_cubes(h, torch.ones(2), torch.full((2,), 1e-9), None)
     assert ours.item() == pytest.approx(1 / 6, rel=1e-5)

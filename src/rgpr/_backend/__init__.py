@@ -1,6 +1,7 @@
 """The arithmetic, and nothing else.
 
-``arithmetic`` holds every operation as plain torch, to be read first. ``triton_kernels`` holds the
-same operations for GPUs, ``packing`` lays tensors out for them, ``graph_operators`` makes them
-parts of compiled graphs, and ``compiled`` keeps such graphs for a model's plain calls.
+``arithmetic`` holds every operation in plain torch; read it first. A subpackage with the name of a
+device type, such as ``cuda``, holds faster versions for that device. ``small_layers`` lets a kernel
+measure many layers together, and ``compiled`` keeps compiled graphs for the plain calls of a model.
+``precision`` and ``buffers`` say in which dtype all of this is computed and kept.
 """

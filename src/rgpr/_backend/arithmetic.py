@@ -1,111 +1,285 @@
-r"""The residual's arithmetic, reading each representation once.
+r"""Each operation of the residual in plain torch, and how a device gets a faster version of it.
 
-Seven small operations carry all of it. On a GPU, outside of autograd and ``torch.compile``, each
-is a Triton kernel (:mod:`rgpr._backend.triton_kernels`); everywhere else it is plain torch, which
-``torch.compile`` and exporters fuse by themselves, and nothing is packed. Some of them stay kernels
-in the graph of :meth:`rgpr.RGPR.compile` (:mod:`rgpr._backend.graph_operators`). Inputs may be
-float32, bfloat16, float16 or float64, contiguous or channels-last; cubes are summed in float64,
+A function below that is decorated with :func:`operation` is the reference of that operation: what
+it computes is the formula in its docstring, and plain torch computes it on every device. Faster
+versions come from outside, through :func:`register`. When the first tensor of a device type
+arrives, the module of this package that has the name of the type is imported, if there is one
+(:mod:`rgpr._backend.cuda`), and registers what it has. So a new device is a new file, and nothing
+here changes.
+
+A faster version is used only where torch needs no derivatives and traces no graph. Graphs that
+:meth:`rgpr.RGPR.compile` makes are an exception, see :func:`kernels_in_graphs`; ``torch.compile``
+and exporters otherwise see the references, which they fuse by themselves.
+
+Inputs may be float32, bfloat16, float16 or float64, contiguous or channels-last. Cubes are float64,
 which no float32 value can overflow.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import threading
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
-from typing import Any
+from dataclasses import dataclass
+from functools import cache, wraps
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .precision import at_least_float32
-
 __all__ = [
+    "FASTER",
+    "ProbitScales",
     "add_moments",
+    "faster",
     "few_rows",
     "from_nearest",
     "fused_probit",
-    "in_graph",
     "kernels_in_graphs",
-    "kernels_take",
     "mean_cubes",
     "nearest_cubes",
+    "operation",
     "packed_cubes",
     "peak_out",
     "pooled",
+    "register",
+    "tracing_few_rows",
 ]
 
-# Numbers that a CPU works on at a time: what fits its cache need not go through memory again.
+P = ParamSpec("P")
+T = TypeVar("T")
+_Function = Callable[..., Any]
+
+# A CPU works on blocks of this many numbers, because they fit its cache: a block that is read
+# again does not come from memory a second time.
 _CACHED = 1 << 19
-# Rows up to which small layers are taken together.
+# Small layers are measured together for batches of up to this many rows.
 _FEW_ROWS = 1024
 
+# The names of all operations, which are the names that `register` accepts.
+_NAMES: set[str] = set()
+# The registered functions by device type and name of the operation. A device type that is missing
+# was not seen yet. One without any function has plain torch alone.
+FASTER: dict[str, dict[str, _Function]] = {"cpu": {}}
+# The same for graphs that hold kernels.
+_IN_GRAPHS: dict[str, dict[str, _Function]] = {}
 
+
+# -- registry --------------------------------------------------------------------------------------
+
+
+def operation(reference: Callable[P, T]) -> Callable[P, T]:
+    """Make a function in plain torch the reference of an operation of the same name.
+
+    The first argument is a tensor or a list of tensors. The device of the first tensor decides
+    which version runs.
+    """
+    name = reference.__name__
+    _NAMES.add(name)
+
+    @wraps(reference)
+    def dispatched(*arguments: P.args, **named: P.kwargs) -> T:
+        first: Any = arguments[0]
+        kind = (first if isinstance(first, Tensor) else first[0]).device.type
+        # The table is looked at here because on a CPU, where it is empty, another call would cost
+        # as much as a small operation.
+        if FASTER.get(kind, True):
+            found = faster(name, *arguments)
+            if found is not None:
+                answer: T = found(*arguments, **named)
+                return answer
+        return reference(*arguments, **named)
+
+    return dispatched
+
+
+def register(device_type: str, *, in_graphs: bool = False) -> Callable[[T], T]:
+    """Return a decorator: the function becomes the faster version of the operation of its name.
+
+    Args:
+        device_type: The ``type`` of the devices that the function is for, such as ``"cuda"``.
+        in_graphs: Whether the function is for graphs that :func:`kernels_in_graphs` allows to call
+            kernels, and not for calls outside of graphs.
+
+    Raises:
+        ValueError: No operation has the name of the function.
+    """
+    table = _IN_GRAPHS if in_graphs else FASTER
+
+    def add(function: T) -> T:
+        name: str = function.__name__  # type: ignore[attr-defined]
+        if name not in _NAMES:
+            raise ValueError(f"{name!r} is no operation; expected one of {sorted(_NAMES)}")
+        table.setdefault(device_type, {})[name] = function  # type: ignore[assignment]
+        return function
+
+    return add
+
+
+def faster(name: str, *arguments: Any) -> _Function | None:
+    """Return the registered version of an operation that may take these arguments, or ``None``.
+
+    Args:
+        name: The name of the operation.
+        arguments: The arguments of the operation, or only the first one.
+    """
+    first = arguments[0]
+    device = (first if isinstance(first, Tensor) else first[0]).device
+    if not FASTER.get(device.type, True):
+        return None
+    if torch.compiler.is_compiling():
+        return _tracing.operators.get(name)
+    # Registered functions have no derivatives of any kind, so torch differentiates the reference.
+    if torch.is_grad_enabled() and _needs_gradients(arguments):
+        return None
+    if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
+        return None
+    return FASTER[device.type].get(name) if _works(device) else None
+
+
+def _needs_gradients(arguments: Sequence[Any]) -> bool:
+    """Whether one of the tensors among the arguments, or in a list among them, wants a gradient."""
+    return any(
+        isinstance(tensor, Tensor) and tensor.requires_grad
+        for argument in arguments
+        for tensor in (argument if isinstance(argument, list) else [argument])
+    )
+
+
+@cache
+def _works(device: torch.device) -> bool:
+    """Whether the functions that are registered for the type of this device work on it.
+
+    The module that is named after the device type registers its functions when it is imported, and
+    its function ``works`` tries them on the device. Functions that are registered without such a
+    module are not tried.
+    """
+    FASTER.setdefault(device.type, {})
+    module = f"{__package__}.{device.type}"
+    if importlib.util.find_spec(module) is None:
+        return True
+    return bool(importlib.import_module(module).works(device))
+
+
+# -- graphs that hold kernels ----------------------------------------------------------------------
+
+
+class _Tracing(threading.local):
+    """What the graph may call that this thread traces just now.
+
+    Attributes:
+        operators: The registered functions by the name of the operation. There is none unless the
+            thread is inside of :func:`kernels_in_graphs`.
+        few_rows: Whether the example has few rows. A graph for any number of rows must not look at
+            the number itself, or it would be a graph for this number.
+    """
+
+    operators: Mapping[str, _Function] = {}
+    few_rows = False
+
+
+_tracing = _Tracing()
+
+
+@contextmanager
+def kernels_in_graphs(x: Tensor) -> Iterator[bool]:
+    """Let graphs that are traced inside call kernels as they are, and yield whether they do.
+
+    This is for graphs that stay on this machine and need no gradients. The code that
+    ``torch.compile`` makes of a mean over positions together with the layer before it may take
+    twice as long as the two apart.
+
+    Args:
+        x: The example with which graphs are traced.
+    """
+    allowed = not torch.is_grad_enabled() and _works(x.device)
+    _tracing.operators = _IN_GRAPHS.get(x.device.type, {}) if allowed else {}
+    _tracing.few_rows = few_rows(x)
+    try:
+        yield bool(_tracing.operators)
+    finally:
+        _tracing.operators = {}
+
+
+def tracing_few_rows() -> bool:
+    """Whether the graph that is traced inside of :func:`kernels_in_graphs` is for few rows."""
+    return _tracing.few_rows
+
+
+def few_rows(x: Tensor) -> bool:
+    """Whether small layers are better measured together for this batch.
+
+    Each layer of a large batch keeps a GPU busy by itself, and its rows would take memory while
+    they wait for the end of the pass.
+    """
+    return len(x) <= _FEW_ROWS
+
+
+# -- operations ------------------------------------------------------------------------------------
+
+
+@operation
 def mean_cubes(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) -> Tensor:
     r""":math:`\frac{1}{3N} \sum_i (|h_i - \mu_i| / s_i - c_i)_+^3`, ``(B,)`` in float64.
 
     Args:
-        h: ``(B, ...)`` with ``N`` entries in a row.
-        mean: ``(N,)``, in the dtype to compute in.
-        scale: ``(N,)``.
-        offset: ``(N,)``, or ``None`` for zeros.
+        h: The rows, ``(B, ...)`` with ``N`` entries each.
+        mean: :math:`\mu`, ``(N,)``, in the dtype to compute in.
+        scale: :math:`s`, ``(N,)``.
+        offset: :math:`c`, ``(N,)``, or ``None`` for zeros.
     """
-    kernels = _kernels(h)
-    if kernels is not None:
-        return kernels.mean_cubes(h, mean, scale, offset)  # type: ignore[no-any-return]
     shape = h.shape[1:]
     mean, scale = mean.view(shape), scale.view(shape)
     offset = None if offset is None else offset.view(shape)
-    if h.device.type != "cpu" or torch.compiler.is_compiling():
-        return _cubed(_distances(h, mean, scale, offset))
+    # On a CPU it costs nothing to look at a value, and cubes in float32 are twice as fast. So only
+    # rows whose cubes overflow are computed again, in float64.
+    looks = h.device.type == "cpu" and not torch.compiler.is_compiling()
+    blocks = torch.split(h, max(1, _CACHED // max(1, h[:1].numel()))) if looks else (h,)
+    found = []
+    for rows in blocks:
+        z = (rows - mean).div_(scale).abs_()
+        z = z if offset is None else z.sub_(offset).clamp_min_(0)
+        z = z if looks else z.double()
+        # This is no matrix product, because the threads of one would keep the others waiting.
+        cubes = z.pow_(3).flatten(1).mean(1).double() / 3
+        if looks and h.dtype != torch.float64:
+            finite = cubes.isfinite()
+            if not bool(finite.all()):
+                cubes = torch.where(finite, cubes, mean_cubes(rows.double(), mean, scale, offset))
+        found.append(cubes)
+    return found[0] if len(found) == 1 else torch.cat(found)
 
-    def on_cpu(rows: Tensor) -> Tensor:
-        # Looking at a value costs nothing here, and float32 is twice as fast: only rows that
-        # overflow need more. No matrix product: its threads would keep the others waiting.
-        plain = _distances(rows, mean, scale, offset).pow_(3).flatten(1).mean(1).double() / 3
-        finite = plain.isfinite()
-        if bool(finite.all()):
-            return plain
-        return torch.where(finite, plain, _cubed(_distances(rows, mean, scale, offset)))
 
-    size = max(1, _CACHED // max(1, h[:1].numel()))
-    if len(h) <= size:
-        return on_cpu(h)
-    return torch.cat([on_cpu(part) for part in torch.split(h, size)])
-
-
+@operation
 def pooled(h: Tensor) -> Tensor:
-    """Means over positions, ``(B, C)``, in at least float32.
+    """Means over positions, ``(B, C)``, in float64 for float64 and in float32 for all others.
 
     Args:
         h: Images ``(B, C, ...)``, or sequences ``(B, T, C)``.
     """
-    kernels = _kernels(h) or _operators(h)
-    if kernels is not None:
-        return kernels.pooled(h)  # type: ignore[no-any-return]
     positions = 1 if h.dim() == 3 else tuple(range(2, h.dim()))
-    return h.mean(positions, dtype=at_least_float32(h.dtype))
+    return h.mean(positions, dtype=h.dtype if h.dtype == torch.float64 else torch.float32)
 
 
+@operation
 def peak_out(h: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows divided by their largest entry, or by one if that is smaller; and that number.
+    r""":math:`h / p` and :math:`p = \max(1, \max_i |h_i|)` of each row.
 
     Args:
-        h: ``(B, N)``.
+        h: The rows, ``(B, N)``.
 
     Returns:
-        ``(B, N)``, and ``(B, 1)``, which is infinite or NaN where the row holds such a value.
+        The divided rows ``(B, N)``, and :math:`p`, ``(B, 1)``, which is infinite or NaN where the
+        row holds such a value.
     """
-    kernels = _kernels(h)
-    if kernels is not None:
-        return kernels.peak_out(h)  # type: ignore[no-any-return]
     peak = h.detach().abs().amax(1, keepdim=True).clamp_min(1)
     return h / peak, peak
 
 
+@operation
 def nearest_cubes(
     products: Tensor, centers: Tensor, halves: Tensor, peak: Tensor | None, offset: Tensor | None
 ) -> Tensor:
@@ -118,21 +292,18 @@ def nearest_cubes(
         products: ``(B, N + K)``: rows in the coordinates of the centers, and their products with
             the centers, both divided by ``peak``.
         centers: ``(K, N)``.
-        halves: ``(K,)``: half of each center's squared length.
-        peak: ``(B, 1)``, see :func:`peak_out`. Where it is not finite, it is the answer. ``None``
-            for ones.
+        halves: Half of each center's squared length, ``(K,)``.
+        peak: What :func:`peak_out` divided the rows by, ``(B, 1)``, or ``None`` for ones. Where it
+            is not finite, it is the answer.
         offset: :math:`c`, one number, or ``None`` for zero.
     """
-    kernels = _kernels(products)
-    if kernels is not None and peak is not None:
-        found: Tensor = kernels.nearest_cubes(products, centers, halves, peak, offset)
-        return found
     squared = from_nearest(products, centers, halves, peak).double().square().mean(1)
     wide = None if peak is None else peak[:, 0].double()
     if offset is None:
         cubes = squared.pow(1.5) / 3
         return cubes if wide is None else torch.where(wide.isfinite(), wide**3 * cubes, wide)
-    # The root's slope at zero is infinite; far below the offset the sliver changes nothing.
+    # The slope of the root is infinite at zero. The sliver makes it finite, and changes nothing
+    # because it is far below the offset.
     distance = (squared + 1e-300).sqrt()
     distance = distance if wide is None else wide * distance
     cubes = (distance - offset).clamp_min(0).pow(3) / 3
@@ -140,185 +311,103 @@ def nearest_cubes(
 
 
 def from_nearest(products: Tensor, centers: Tensor, halves: Tensor, peak: Tensor | None) -> Tensor:
-    """Deviations from the nearest center, divided by ``peak``: ``(B, N)``; the same arguments."""
+    r"""Deviations of rows from their nearest center, divided by ``peak``: ``(B, N)``.
+
+    The nearest center has the largest :math:`z^\top c_k - \frac12 \|c_k\|^2`. The arguments are
+    those of :func:`nearest_cubes`.
+    """
     rows, closeness = products.tensor_split([centers.shape[1]], dim=1)
     if len(centers) > 1:
         centers = centers[(closeness - (halves if peak is None else halves / peak)).argmax(1)]
     return rows - (centers if peak is None else centers / peak)
 
 
-def kernels_take(x: Tensor) -> bool:
-    """Whether kernels for few rows are to be used with ``x``."""
-    if in_graph(x):
-        return _thread.few_rows
-    # In this order: graphs that others trace must not depend on how many rows there are.
-    return not torch.is_grad_enabled() and _kernels(x) is not None and few_rows(x)
+class PackedLayers(Protocol):
+    """The prototypes of several layers; :class:`rgpr._backend.small_layers.Packed` is that."""
+
+    @property
+    def layers(self) -> Mapping[int, Any]:
+        """By the index of the representation, the tensors of its prototypes."""
 
 
-def few_rows(x: Tensor) -> bool:
-    """Of many rows each layer keeps a GPU busy, and they had better not wait in its memory."""
-    return len(x) <= _FEW_ROWS
-
-
-def packed_cubes(rows: Sequence[Tensor], *arguments: Any) -> Tensor:
+@operation
+def packed_cubes(rows: Sequence[Tensor], packed: PackedLayers) -> Tensor:
     """:func:`nearest_cubes` of ``L`` representations at once, ``(B, L)`` in float64.
 
-    Only a kernel does this, see :func:`kernels_take`.
+    Layers are packed only for a kernel that takes all of them together. The reference takes one
+    after the other.
 
     Args:
-        rows: Of each representation ``(B, N)`` in float32, not yet in the coordinates of the
-            centers.
-        arguments: Those of :class:`rgpr._backend.packing.Packed`.
+        rows: One ``(B, N)`` in float32 for each representation, in the order of ``packed.layers``,
+            and not yet in the coordinates of the centers.
+        packed: The prototypes of the representations.
     """
-    # Whether kernels can be used was found when the pass began, whatever other threads do since.
-    kernels = _operators(rows[0]) or _triton(rows[0].device)
-    found: Tensor = kernels.packed_cubes(rows, *arguments)
-    return found
+    columns = []
+    for h, parts in zip(rows, packed.layers.values(), strict=True):
+        divided, peak = peak_out(h - parts.origin)
+        products = divided @ parts.onto
+        columns.append(nearest_cubes(products, parts.centers, parts.halves, peak, parts.offset))
+    return torch.stack(columns, 1)
 
 
-def fused_probit(
-    mean: Tensor,
-    variance: Tensor,
-    u: Tensor,
-    sigma2: Tensor,
-    onset: Tensor | None,
-    slope: Tensor,
-    typical: Tensor,
-    share: float,
-    temperature: Tensor,
-    far: float,
-) -> Tensor | None:
-    """All that follows a pass through the network, as one kernel; ``None`` where there is none.
+@dataclass(slots=True)
+class ProbitScales:
+    """What :func:`fused_probit` takes from a model beside the outputs of one pass.
 
-    Gives, up to rounding, what :meth:`rgpr.RGPR.forward` computes otherwise by forty small
-    operations, whose launches take longer than their work.
-
-    Args:
-        mean: ``(B, C)``, in the dtype of the answer.
-        variance: ``(B, C)`` in float64, the base's.
-        u: ``(B, L)`` in float64.
-        sigma2: ``(L,)`` in float64.
-        onset: One number in float64, or ``None`` for the sum over the layers; see
-            :class:`rgpr.residual.variance.Residual`, also for the next two.
+    Attributes:
+        sigma2: The scale of each layer, ``(L,)`` in float64.
+        onset: The number in float64 at which the variance sets in, or ``None`` if the variance is
+            the sum over the layers. See :class:`rgpr.residual.variance.Residual`, also for the
+            next two.
         slope: One number in float64.
-        typical: ``(L,)`` in float64.
-        share: Weight of the arithmetic mean beside the geometric one.
-        temperature: One number in float64.
+        typical: The median ``u`` of each layer at the data, ``(L,)`` in float64.
+        share: The weight of the arithmetic mean beside the geometric one.
+        temperature: One number in float64, by which logits are divided.
         far: The ``u`` of the input beyond which a network may overflow.
     """
-    kernels = _kernels(u, mean, variance)
-    if kernels is None or not 1 < mean.shape[1] <= kernels.MOST_CLASSES:
-        return None
-    found: Tensor = kernels.probit(
-        mean, variance, u, sigma2, onset, slope, typical, share, temperature, far
-    )
-    return found
+
+    sigma2: Tensor
+    onset: Tensor | None
+    slope: Tensor
+    typical: Tensor
+    share: float
+    temperature: Tensor
+    far: float
 
 
-def add_moments(h: Tensor, near: Tensor, total: Tensor, squares: Tensor) -> None:
-    """Add the deviations of a batch from ``near``, and their squares, to sums over the rows.
+@operation
+def fused_probit(mean: Tensor, variance: Tensor, u: Tensor, scales: ProbitScales) -> Tensor | None:
+    """The probabilities that follow from one pass through the network, ``(B, C)``, or ``None``.
+
+    In plain torch these are some forty small operations, whose launches take longer than their
+    work on a GPU. A kernel gives the same up to rounding. The reference gives ``None``, and so does
+    a kernel for rows it cannot take: then :meth:`rgpr.RGPR.forward` composes the probabilities of
+    :class:`rgpr.residual.variance.Residual`, the limits of :mod:`rgpr.answers.probabilities` and
+    :mod:`rgpr.posteriors.links`. These are the reference. They are not written out here because
+    every other answer uses the same formulas, and because they import this module.
 
     Args:
-        h: ``(B, ...)`` with ``N`` entries in a row.
-        near: ``(N,)``, in the dtype to compute in.
-        total: ``(N,)`` in float64.
-        squares: ``(N,)`` in float64.
+        mean: The mean of the outputs, ``(B, C)``, in the dtype of the answer.
+        variance: Their variance in the base, ``(B, C)`` in float64.
+        u: The unit variance of each layer, ``(B, L)`` in float64.
+        scales: What the model has learned.
     """
-    kernels = _kernels(h)
-    if kernels is not None:
-        kernels.add_moments(h, near, total, squares)
-        return
-    # The mean from h itself: the rounding of a deviation may be large next to it.
+    return None
+
+
+@operation
+def add_moments(h: Tensor, near: Tensor, total: Tensor, squares: Tensor) -> None:
+    r"""Add :math:`\sum_b (h_b - m)` to ``total`` and :math:`\sum_b (h_b - m)^2` to ``squares``.
+
+    Args:
+        h: The rows, ``(B, ...)`` with ``N`` entries each.
+        near: :math:`m`, ``(N,)``, in the dtype to compute in.
+        total: ``(N,)`` in float64, changed in place.
+        squares: ``(N,)`` in float64, changed in place.
+    """
+    # The sum is taken of h itself, because the rounding of a deviation may be large beside the
+    # mean deviation.
     total += h.sum(0, dtype=torch.float64).flatten() - len(h) * near.double()
     deviation = h - near.view(h.shape[1:])
     norm = torch.linalg.vector_norm(deviation, dim=0, dtype=torch.float64)
     squares += norm.square_().flatten()
-
-
-def _distances(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) -> Tensor:
-    """``(|h - mean| / scale - offset)_+`` in memory of its own."""
-    z = (h - mean).div_(scale).abs_()
-    return z if offset is None else z.sub_(offset).clamp_min_(0)
-
-
-def _cubed(distance: Tensor) -> Tensor:
-    """A third of the mean of cubes over all but the first dimension, in float64."""
-    return distance.double().pow(3).flatten(1).mean(1) / 3
-
-
-def _kernels(*tensors: Tensor) -> Any:
-    """The module of Triton kernels where they can take these tensors, else ``None``."""
-    if not _on_gpu(tensors[0]) or torch.compiler.is_compiling():
-        return None
-    # Derivatives, of whatever kind, are torch's own.
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return None
-    if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
-        return None
-    return _triton(tensors[0].device)
-
-
-class _Thread(threading.local):
-    """What graphs that this thread traces call: the module of operators, or nothing.
-
-    Of a graph for any number of rows it must not look at how many there are.
-    """
-
-    operators: Any = None
-    few_rows = False
-
-
-_thread = _Thread()
-
-
-@contextmanager
-def kernels_in_graphs(x: Tensor) -> Iterator[bool]:
-    """Graphs that are traced inside call kernels as they are, if there are any: whether they do.
-
-    For graphs that stay on this machine and need no gradients. Code that torch.compile makes of a
-    mean over positions, together with the layer before it, may take twice as long as both apart.
-    """
-    if torch.is_grad_enabled() or not _on_gpu(x) or _triton(x.device) is None:
-        yield False
-        return
-    from . import graph_operators as operators
-
-    _thread.operators, _thread.few_rows = operators, few_rows(x)
-    try:
-        yield True
-    finally:
-        _thread.operators = None
-
-
-def _operators(h: Tensor) -> Any:
-    """The kernels as operators of a graph that this thread traces just now, else ``None``."""
-    return _thread.operators if torch.compiler.is_compiling() and _on_gpu(h) else None
-
-
-def in_graph(x: Tensor) -> bool:
-    """Whether such a graph is traced, where values are not known."""
-    return _operators(x) is not None
-
-
-def _on_gpu(h: Tensor) -> bool:
-    return h.is_cuda
-
-
-@cache
-def _triton(device: torch.device) -> Any:
-    """The module with the kernels if they work on this device, tried once."""
-    try:
-        from . import triton_kernels
-
-        one = torch.ones(1, 1, device=device)
-        triton_kernels.mean_cubes(one, one[0], one[0], None)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # no triton, no compiler, an old GPU: all that fails in many ways
-        warnings.warn(
-            f"Triton kernels do not work here ({type(error).__name__}: {error}); plain torch is "
-            "used, which is slower on a GPU",
-            stacklevel=5,
-        )
-        return None
-    return triton_kernels

@@ -1,4 +1,4 @@
-"""Modules whose tensors keep their dtype."""
+"""Modules whose buffers keep their dtype when the network is cast to another one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ __all__ = ["StableBuffers"]
 class StableBuffers(nn.Module):
     """A module whose own buffers follow ``.to(device)`` but keep their dtype.
 
-    ``model.half()`` is about the speed of the network; statistics in half precision would be
-    wrong rather than fast.
+    ``model.half()`` makes the network faster. Statistics in half precision would not be faster,
+    but wrong.
     """
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]

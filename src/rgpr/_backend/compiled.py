@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .arithmetic import few_rows, kernels_in_graphs
-from .packing import Packing
+from .small_layers import Packing
 
 __all__ = ["CompiledCall"]
 

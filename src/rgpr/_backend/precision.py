@@ -1,4 +1,4 @@
-"""The dtype to compute in, whatever the network uses."""
+"""The dtype that variances are computed in, whatever dtype the network uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ __all__ = ["at_least_float32", "full_precision"]
 
 
 def full_precision(like: Tensor) -> AbstractContextManager[Any]:
-    """No autocast inside: variances need their digits, whatever the network computes in."""
+    """Return a context without autocast on the device of ``like``.
+
+    Variances need all their digits, also where the network computes in half precision.
+    """
     kind = like.device.type
     if not torch.is_autocast_enabled(kind):
         return nullcontext()
@@ -20,5 +23,8 @@ def full_precision(like: Tensor) -> AbstractContextManager[Any]:
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to compute in; ``torch.promote_types`` would become a part of exported graphs."""
+    """Return float64 for float64, and float32 for every other dtype.
+
+    ``torch.promote_types`` would do the same, but would become a part of exported graphs.
+    """
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._backend.arithmetic import fused_probit
+from .._backend.arithmetic import FASTER, ProbitScales, fused_probit
 from .._backend.precision import full_precision
 from .._network.checks import check_n_samples
 from ..extension import Extension, Reading
@@ -56,31 +56,35 @@ def answer(
     gaussian = reading.output
     if gaussian.mean.dtype != dtype:
         gaussian = gaussian.with_mean(gaussian.mean.to(dtype))
-    if extension.likelihood == "classification" and link == "probit":
-        at_once = fused_probit(
-            gaussian.mean,
-            gaussian.variance,
-            u,
-            residual.sigma2,
-            residual.onset,
-            residual.slope,
-            residual.typical,
-            SHARE,
-            extension.temperature,
-            far(dtype),
-        )
+    classes = extension.likelihood == "classification"
+    if classes and link == "probit" and FASTER.get(u.device.type, True):
+        at_once = fused_probit(gaussian.mean, gaussian.variance, u, _scales(extension, dtype))
         if at_once is not None:
             return at_once
     v = residual(known(u, dtype))
     limit = at_limit(reading, v, finite_outputs(gaussian))
     v = torch.where(limit, 0.0, v)
-    if extension.likelihood == "regression":
+    if not classes:
         return _regression(gaussian, v, limit, diagonal)
     logits = _logits(extension, gaussian, v, link).to(dtype)
     if logits.shape[1] == 1:
         logits = two_columns(logits)
     probabilities = torch.softmax(logits, 1)
     return torch.where(limit[:, None], 1 / probabilities.shape[1], probabilities)
+
+
+def _scales(extension: Extension, dtype: torch.dtype) -> ProbitScales:
+    """What a kernel takes that does at once all that follows a pass."""
+    residual = extension.residual
+    return ProbitScales(
+        sigma2=residual.sigma2,
+        onset=residual.onset,
+        slope=residual.slope,
+        typical=residual.typical,
+        share=SHARE,
+        temperature=extension.temperature,
+        far=far(dtype),
+    )
 
 
 def log_probabilities(extension: Extension, reading: Reading[Gaussian]) -> Tensor:

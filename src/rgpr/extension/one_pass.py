@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from .._backend.arithmetic import kernels_take
+from .._backend.arithmetic import FASTER
 from .._network.checks import check_input
 from .._network.running import capture, evaluating
 from ..posteriors import Posterior
@@ -68,7 +68,8 @@ class Extension:
             run: What to run in place of the posterior; it must run the network.
         """
         check_input(x, self.posterior.network, self.input_shape)
-        packed = self.residual.packed(x) if kernels_take(x) else None
+        # Where there is plain torch alone, no layers are measured together.
+        packed = self.residual.packed(x) if FASTER.get(x.device.type, True) else None
         takes: list[Any] = [c.unit_variance for c in self.residual.coordinates]
         if packed is not None:  # their rows wait for the end of the pass
             for index in packed.layers:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from .._backend.arithmetic import from_nearest, nearest_cubes, peak_out
-from .._backend.packing import Parts
 from .._backend.precision import at_least_float32, full_precision
+from .._backend.small_layers import Parts
 from .coordinates import Coordinates, reduce
 
 __all__ = ["Prototypes"]

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .._backend.packing import Packing, Parts
+from .._backend.small_layers import Packing, Parts
 from .coordinates import Coordinates
 from .prototypes import Prototypes
 
