@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from networks import Task
 from rgpr import RGPR
-from rgpr.answers.probabilities import monte_carlo, once_more
+from rgpr.answers.probabilities import flatness, monte_carlo
 from rgpr.posteriors.gaussian import DenseGaussian, DiagonalGaussian, Gaussian
 from rgpr.posteriors.links import LINKS, bridge, probit, probit_logits, softmax
 
@@ -21,7 +21,7 @@ from rgpr.posteriors.links import LINKS, bridge, probit, probit_logits, softmax
 def twice_probit(gaussian: Gaussian, beyond: Tensor, temperature: float = 1.0) -> Tensor:
     """The base's probit, and the probit once more for the residual."""
     logits = LINKS["probit"].logits(gaussian, torch.zeros_like(beyond), temperature)
-    return softmax(once_more(logits, beyond).to(gaussian.mean.dtype))
+    return softmax((logits * flatness(beyond)).to(gaussian.mean.dtype))
 
 
 def random_gaussian(classes: int, seed: int = 0, spread: float = 1.0) -> DenseGaussian:

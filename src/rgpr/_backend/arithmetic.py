@@ -13,6 +13,9 @@ and exporters otherwise see the references, which they fuse by themselves.
 
 Inputs may be float32, bfloat16, float16 or float64, contiguous or channels-last. Cubes are float64,
 which no float32 value can overflow.
+
+This file is long because it holds every operation beside its formula, so that there is one place to
+read.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from .._backend.arithmetic import add_moments
-from .._backend.precision import at_least_float32
 
 __all__ = ["ClassMoments", "Moments"]
 
@@ -42,7 +41,7 @@ class Moments:
         if len(h) == 0:
             return
         if self.count == 0:
-            self._start(h.mean(0, dtype=at_least_float32(h.dtype)).flatten())
+            self._start(h.mean(0, dtype=torch.promote_types(h.dtype, torch.float32)).flatten())
         dtype = self._near.dtype
         if extremes:
             low, high = torch.aminmax(h.flatten(1).to(dtype), dim=0)
@@ -125,7 +124,8 @@ class ClassMoments:
         """Take in a batch of features and the class index of each."""
         if len(h) == 0:
             return
-        self.resolution = max(self.resolution, torch.finfo(at_least_float32(h.dtype)).eps)
+        coarse = torch.finfo(torch.float32).eps  # in which half precision is computed too
+        self.resolution = max(self.resolution, min(coarse, torch.finfo(h.dtype).eps))
         h = h.double()
         by_class = self._sums_by_class(y, h)
         counts = by_class(h.new_ones(len(h), 1))[:, 0]

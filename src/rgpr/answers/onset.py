@@ -41,7 +41,7 @@ from ..posteriors.gaussian import log_density
 from ..posteriors.links import log_softmax, probit_logits
 from ..residual.variance import Residual
 from .examples import Examples
-from .probabilities import once_more
+from .probabilities import flatness
 
 __all__ = ["Chosen", "choose", "of_target"]
 
@@ -181,7 +181,7 @@ class _ClassLosses(_Losses):
         if self._given.onset is None:  # the paper's residual adds to the base's variance
             variance = variance + (self._given.unit * beyond)[:, None]
             beyond = torch.zeros_like(beyond)
-        return log_softmax(once_more(probit_logits(mean, variance), beyond) / temperature)
+        return log_softmax(probit_logits(mean, variance) * flatness(beyond) / temperature)
 
     def __call__(self, beyond: Tensor, temperature: Tensor) -> Tensor:
         return -of_target(self._log_probabilities(beyond, temperature), self._examples.labels)

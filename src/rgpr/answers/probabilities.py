@@ -28,9 +28,9 @@ __all__ = [
     "check_link",
     "deviations",
     "draw",
+    "flatness",
     "log_probabilities",
     "monte_carlo",
-    "once_more",
     "variance",
 ]
 
@@ -136,22 +136,24 @@ def _logits(extension: Extension, gaussian: Gaussian, v: Tensor, link: str) -> T
     logits = LINKS[link].logits
     if extension.residual.onset is None:
         return logits(gaussian, v, extension.temperature)
-    of_base = logits(gaussian, torch.zeros_like(v), extension.temperature)
-    return once_more(of_base, v / extension.residual.unit)
+    factor = flatness(v / extension.residual.unit)
+    return logits(gaussian, torch.zeros_like(v), extension.temperature) * factor
 
 
-def once_more(logits: Tensor, beyond: Tensor) -> Tensor:
-    r"""The base's logits, averaged over the residual too: divided by :math:`\sqrt{1 + w}`.
+def flatness(beyond: Tensor) -> Tensor:
+    r"""The factor on the base's logits that averages over the residual: :math:`1 / \sqrt{1 + w}`.
 
     Averaging over the base's posterior first and over the residual afterwards divides all of the
     base's logits by one number. So the order of the classes is the base's, equal ones stay equal,
     and without variance the answer is the base's, bit by bit.
 
     Args:
-        logits: ``(B, C)``, what a link made of the base alone.
         beyond: ``w``, the residual's variance in its unit, ``(B,)``, non-negative.
+
+    Returns:
+        One number for each row, ``(B, 1)``.
     """
-    return logits * (1 + beyond)[:, None].rsqrt()
+    return (1 + beyond)[:, None].rsqrt()
 
 
 def _regression(

@@ -104,7 +104,7 @@ def fit(plan: Plan, train_loader: Iterable[Any], progress: bool) -> Fitted:
         raise ValueError(f"r = {plan.r} must be positive and finite: it scales standard deviations")
     seen = _Pass(plan)
     shards = together(lambda: seen.over(train_loader, progress), seen.device)
-    if active():
+    if len(shards) > 1:
         seen = _Pass.of_shards(plan, shards)
     if seen.probe.seen < 2:
         raise ValueError("the loader gave fewer than two inputs; nothing can be standardised")
