@@ -410,12 +410,12 @@ def test_autocast_does_not_reach_the_coordinates(kind: str, of: str) -> None:
     network = nn.Sequential(Shift(), nn.Linear(4, 3))
     model = rgpr.RGPR(network, layers=["0"], residual=recipe).fit([(x, y)])
     h = network[0](x)
-    expected, variance = model.residual.unit_variance(1, h), model.variance(3 * x)
+    expected, variance = model.residual.at(1).unit_variance(h), model.variance(3 * x)
     assert (expected > 0).all()
     assert (variance > 0).any()
     with torch.autocast("cpu", torch.bfloat16):
         assert (h @ torch.eye(4)).dtype == torch.bfloat16  # it is on
-        assert torch.equal(model.residual.unit_variance(1, h), expected)
+        assert torch.equal(model.residual.at(1).unit_variance(h), expected)
         assert torch.equal(model.variance(3 * x), variance)
         again = Coordinates.from_saved(
             model.residual.at(1).config(), model.residual.at(1).state_dict()

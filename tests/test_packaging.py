@@ -45,6 +45,7 @@ OVER_A_LIBRARY = {
     "rgpr._demo",
     "rgpr.baselines.gp_residual",
     "rgpr.integrations.gpytorch",
+    "rgpr.posteriors.gaussian_processes",
     "rgpr.posteriors.svdkl",
     "rgpr.posteriors.svgp",
 }

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rgpr.kernels import dscs_diag
+from rgpr.residual.collecting import Collector
 from rgpr.residual.coordinates import Standardizer
+from rgpr.residual.recipes import Strategy
 from rgpr.residual.variance import CLASS_UNIT, SHARE, Residual
 
 
@@ -32,7 +34,7 @@ def with_onset(sigma2: list[float], onset: float = 1.0, typical: list[float] | N
 def test_u_is_the_kernel_of_the_standardised_representation() -> None:
     r, h = residual(), torch.randn(5, 2, 4)
     z = (h.flatten(1).double() - r.coordinates[1].mean) / r.coordinates[1].scale
-    u = r.unit_variance(1, h)
+    u = r.at(1).unit_variance(h)
     assert u.dtype == torch.float64
     torch.testing.assert_close(u, dscs_diag(z), rtol=1e-5, atol=0)
 
@@ -41,17 +43,17 @@ def test_u_does_not_depend_on_how_many_rows_fit_the_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     r, h = residual(), torch.randn(7, 8)
-    whole = r.unit_variance(1, h)
+    whole = r.at(1).unit_variance(h)
     monkeypatch.setattr("rgpr._backend.arithmetic._CACHED", 16)
-    torch.testing.assert_close(r.unit_variance(1, h), whole)
+    torch.testing.assert_close(r.at(1).unit_variance(h), whole)
 
 
 @pytest.mark.parametrize("unit", [1e-15, 1e-3, 1.0, 1e6, 1e15])
 def test_u_in_any_unit(unit: float) -> None:
     """Data in metres or in light years: cubes must neither overflow nor vanish."""
     h, mean, std = torch.randn(6, 20), torch.randn(20), torch.rand(20) + 0.5
-    reference = Residual([Standardizer(mean, std)]).unit_variance(0, h)
-    scaled = Residual([Standardizer(unit * mean, unit * std)]).unit_variance(0, unit * h)
+    reference = Residual([Standardizer(mean, std)]).at(0).unit_variance(h)
+    scaled = Residual([Standardizer(unit * mean, unit * std)]).at(0).unit_variance(unit * h)
     torch.testing.assert_close(scaled, reference, rtol=1e-4, atol=0)
 
 
@@ -176,3 +178,28 @@ def test_what_is_guaranteed_is_kept(u: list[list[float]], sigma2: list[float], h
     rows = torch.tensor(u, dtype=torch.float64)
     least = (rows @ weights - start).clamp_min(0)
     assert (r(rows) / r.unit >= least * (1 - 1e-12)).all()
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    kind=st.sampled_from(["moments", "whitened", "prototypes"]),
+    of=st.sampled_from(["raw", "pooled", "normalised"]),
+    offset=st.sampled_from([None, 0.5, 1.0]),
+    size=st.sampled_from([1e-3, 1.0, 1e6]),
+)
+def test_the_residual_computes_with_the_papers_kernel(
+    seed: int, kind: str, of: str, offset: float | None, size: float
+) -> None:
+    """``u`` is ``dscs_diag`` of the coordinates, to the last digits of float64."""
+    generator = torch.Generator().manual_seed(seed)
+    data = torch.randn(40, 5, generator=generator, dtype=torch.float64)
+    y = torch.randint(0, 3, (40,), generator=generator)
+    collector = Collector(Strategy(kind, of, offset=offset))
+    rows = collector.take(data)
+    if collector.needs_classes:
+        collector.update(rows, y, 3)
+    coordinates = collector.finish()
+    h = size * torch.randn(9, 5, generator=generator, dtype=torch.float64)
+    start = 0.0 if coordinates.offset is None else coordinates.offset
+    expected = dscs_diag(coordinates(h), offset=start)
+    torch.testing.assert_close(coordinates.unit_variance(h), expected, rtol=1e-12, atol=1e-12)

@@ -1,4 +1,7 @@
-"""The command ``rgpr``. Plain argparse: the core needs no command-line library."""
+"""The command ``rgpr``; :mod:`rgpr.commands` holds what follows it, one file each.
+
+Plain argparse, since the core needs no command-line library.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import argparse
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+
+from .commands import COMMANDS
 
 __all__ = ["main"]
 
@@ -19,43 +22,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="store_true", help="print the version and leave")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    demo = commands.add_parser(
-        "demo", help="train two small networks, wrap them, print a table and draw pictures"
-    )
-    demo.add_argument(
-        "--out", type=Path, default=Path("demo"), help="folder for the files (default: demo)"
-    )
-    demo.add_argument("--seed", type=int, default=0, help="seed of everything random (default: 0)")
-    demo.add_argument("--quick", action="store_true", help="a tenth of the training, coarse maps")
-    bases = commands.add_parser(
-        "bases", help="every base posterior on digits, without and with the residual, as a table"
-    )
-    bases.add_argument(
-        "--into", type=Path, help="a Markdown file whose marked part the table replaces"
-    )
-    bases.add_argument("--quick", action="store_true", help="a tenth of the training, less to test")
-    _add_paper(commands)
+    for name, command in COMMANDS.items():
+        command.add_options(commands.add_parser(name, help=command.help))
     options = parser.parse_args(arguments)
     if options.version:
         from . import __version__
 
         print(__version__)
         return 0
+    if options.command is None:
+        parser.print_help()
+        return 2
     # Said by parts of torch about other parts of torch.
     warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)
     try:
-        if options.command == "demo":
-            from ._demo import run
-
-            run(options.out, seed=options.seed, quick=options.quick)
-            return 0
-        if options.command == "bases":
-            from rgpr_paper.posterior_table import table
-
-            _show(table(quick=options.quick), options.into)
-            return 0
-        if options.command == "paper":
-            return _paper(options)
+        return COMMANDS[options.command].run(options)
     except KeyboardInterrupt:
         print("\ninterrupted; what is finished is kept, run the same again", file=sys.stderr)
         return 130
@@ -69,131 +50,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         print(f"this needs more than the core ({error}); install 'rgpr[all]'", file=sys.stderr)
         return 1
-    parser.print_help()
-    return 2
-
-
-def _add_paper(commands: Any) -> None:
-    """The subcommand ``paper`` with its own subcommands."""
-    paper = commands.add_parser("paper", help="the paper's experiments, by name")
-    paper_commands = paper.add_subparsers(dest="paper_command", metavar="COMMAND", required=True)
-    shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument(
-        "--import",
-        dest="imports",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="a module, or a .py file, with experiments or detectors of your own; its code is run, "
-        "and no code outside the package is run that is not named here (can be repeated)",
-    )
-    out = argparse.ArgumentParser(add_help=False)
-    out.add_argument(
-        "--out", type=Path, default=Path("paper"), help="folder for the files (default: paper)"
-    )
-    paper_commands.add_parser("list", parents=[shared], help="the experiments that there are")
-    run_paper = paper_commands.add_parser(
-        "run", parents=[shared, out], help="run one experiment or all, what is not there yet"
-    )
-    run_paper.add_argument("name", help="see `rgpr paper list`, or `all`")
-    run_paper.add_argument("--data", type=Path, help="folder that holds the data sets")
-    run_paper.add_argument("--device", default="cpu", help="where to train (default: cpu)")
-    run_paper.add_argument(
-        "--seeds", type=int, nargs="+", default=[0, 1, 2], help="one network each (default: 0 1 2)"
-    )
-    run_paper.add_argument(
-        "--recipe",
-        choices=("fast", "paper"),
-        default="fast",
-        help="plan by which image networks are trained (default: fast)",
-    )
-    run_paper.add_argument(
-        "--sets", nargs="+", metavar="SET", help="in-distribution images: mnist, cifar10, ..."
-    )
-    run_paper.add_argument(
-        "--small", action="store_true", help="small versions on digits or made data, in minutes"
-    )
-    run_paper.add_argument(
-        "--download", action="store_true", help="let torchvision download missing sets"
-    )
-    paper_commands.add_parser(
-        "report",
-        parents=[shared, out],
-        help="what was run, beside the paper's numbers: Markdown, HTML",
-    )
-
-
-def _paper(options: argparse.Namespace) -> int:
-    from rgpr_paper import all_experiments, import_from
-
-    try:
-        for module in options.imports:
-            import_from(module)
-        experiments = all_experiments()
-    except (FileNotFoundError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    if options.paper_command == "list":
-        for name, experiment in experiments.items():
-            print(f"{name:18} {experiment.title} ({experiment.paper})")
-        return 0
-    if options.paper_command == "report":
-        from rgpr_paper.report import write_report
-
-        try:
-            paths = write_report(options.out)
-        except FileNotFoundError as error:
-            print(error, file=sys.stderr)
-            return 1
-        print("\n".join(str(path.resolve()) for path in paths))
-        return 0
-    if options.name not in ("all", *experiments):
-        known = ", ".join(experiments)
-        print(f"no experiment '{options.name}'; there are: {known}, or all", file=sys.stderr)
-        return 2
-    return _run_paper(options, list(experiments) if options.name == "all" else [options.name])
-
-
-def _run_paper(options: argparse.Namespace, names: list[str]) -> int:
-    """Run experiments. Missing data are named last, so that the reader sees them."""
-    from rgpr_paper import Context, run_experiment
-
-    gaps: list[str] = []
-    try:
-        context = Context(
-            out=options.out,
-            data=options.data,
-            device=options.device,
-            seeds=tuple(options.seeds),
-            recipe=options.recipe,
-            small=options.small,
-            sets=tuple(options.sets) if options.sets else None,
-            download=options.download,
-            imports=tuple(options.imports),
-        )
-        for name in names:
-            gaps += [f"{name}, {gap}" for gap in run_experiment(name, context)]
-            print((context.out / name / f"{name}.md").resolve())
-    except (ValueError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    if gaps and len(names) > 1:  # the run of a single experiment has just named them
-        print("\n".join(["", "Left out:", *gaps]), file=sys.stderr)
-    print(f"`rgpr paper report --out {options.out}` puts all that was run on one page")
-    # Asked for one experiment, missing data are a failure; asked for all, a gap in the report.
-    return 1 if gaps and options.name != "all" else 0
-
-
-def _show(table: str, into: Path | None) -> None:
-    """Print the table, or put it between the marks of a file."""
-    if into is None:
-        print(table)
-        return
-    before, mark, rest = into.read_text().partition("<!-- table -->\n")
-    _, end, after = rest.partition("<!-- end of table -->")
-    if not mark or not end:
-        raise SystemExit(f"{into} has no lines <!-- table --> and <!-- end of table --> to fill")
-    from ._atomic import replacing
-
-    with replacing(into) as temporary:
-        temporary.write_text(f"{before}{mark}{table}\n{end}{after}")

@@ -1,7 +1,8 @@
 """The arithmetic, and nothing else.
 
-``arithmetic`` holds every operation in plain torch; read it first. A subpackage with the name of a
-device type, such as ``cuda``, holds faster versions for that device. ``small_layers`` lets a kernel
+``arithmetic`` holds every operation in plain torch and the table of faster versions; read it first.
+A file or subpackage with the name of a device type, such as ``cuda``, holds faster versions for
+that device: they register themselves, and nothing else changes. ``small_layers`` lets a kernel
 measure many layers together, and ``compiled`` keeps compiled graphs for the plain calls of a model.
 ``precision`` and ``buffers`` say in which dtype all of this is computed and kept.
 """

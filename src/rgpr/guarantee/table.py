@@ -1,6 +1,7 @@
 """The one table of bounds: operation -> :class:`~rgpr.guarantee.operations.Bound`.
 
-The keys are module classes, functions, and the names of tensor methods. Torch has several names for
+The entries are those of ``activations`` and ``layer_bounds``, and what users register. The keys are
+module classes, functions, and the names of tensor methods. Torch has several names for
 one activation: ``nn.LeakyReLU``, ``F.leaky_relu``, ``F.leaky_relu_``. They are the same name up to
 capitals and underscores, so an entry for one of them is an entry for all of them.
 
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .activations import ACTIVATIONS
-from .layers import LAYERS
+from .layer_bounds import LAYERS
 from .operations import Bound, Factor, by_factor
 
 __all__ = ["bound_of_call", "bound_of_module", "register_bound", "registered_functions"]

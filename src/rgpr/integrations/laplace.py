@@ -1,4 +1,4 @@
-"""laplace-torch over several processes."""
+"""laplace-torch over several processes; :mod:`rgpr.posteriors` wraps what it fitted."""
 
 from __future__ import annotations
 

@@ -1,16 +1,23 @@
-"""Base posteriors: one file each, behind the protocol of ``base``."""
+"""Base posteriors: what the residual is added to, one file each behind the contract of ``base``.
+
+A posterior gives a Gaussian over a network's outputs (``gaussian``), and a link makes probabilities
+of it (``links/``). A new posterior is a file here with a subclass of :class:`Posterior`; every file
+of the folder is imported below. To have it in the table of all posteriors and in the tests that
+each of them passes, add it to ``rgpr_paper/posterior_table.py``.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .._discovery import import_files
 from .base import Posterior, as_posterior, register_posterior
 from .dropout import MCDropout
 from .ensemble import Ensemble
 from .function import FunctionPosterior
 from .gaussian import DenseGaussian, DiagonalGaussian, Gaussian
-from .laplace import LaplacePosterior, choose_prior_precision
+from .laplace_torch import LaplacePosterior, choose_prior_precision
 from .last_layer_laplace import LastLayerLaplace
 from .links import Link, register_link
 from .map import MAP
@@ -53,6 +60,7 @@ __all__ = [
 
 # These need gpytorch, which is an extra: imported when first asked for.
 _LAZY = {"SVGP": ".svgp", "SVDKL": ".svdkl"}
+import_files(__name__, __path__, but=("svgp", "svdkl", "gaussian_processes"))
 
 
 def __getattr__(name: str) -> Any:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from .._network.loaders import labelled
-from .laplace import check_fitted, likelihood_of
+from .laplace_torch import check_fitted, likelihood_of
 from .sampled import WeightPosterior, normal_like
 
 __all__ = ["KFL", "DiagonalLaplace", "fit_laplace"]

@@ -1,4 +1,8 @@
-"""A model as one file, and back: which tensors are written, and how parts are made of them."""
+"""A model as one file, and back: which tensors are written, and how parts are made of them.
+
+To change the format, change :func:`save` and :func:`load`, raise ``FORMAT`` in ``container``, and
+convert files of the old one as ``_from_first_format`` does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``layers="auto"``: the output of every hidden stage.
+"""``layers="auto"``, which :class:`rgpr.RGPR` uses by default: the output of every hidden stage.
 
 A stage is a block (a submodule made of submodules, like the ``layer1`` .. ``layer4`` of a ResNet)
 or a layer with weights together with the normalisation, activation and pooling that follow it. The
