@@ -1,12 +1,12 @@
 r"""Stochastic variational deep kernel learning: Gaussian processes on a network's features.
 
-One GP per output, with an RBF kernel on the standardised features :math:`\varphi(x)` and inducing
-points :math:`Z`. With :math:`K_{ZZ} = L L^\top`, values :math:`u = L w` at them,
-:math:`w \sim N(m, R R^\top)`, and :math:`A = L^{-1} k(Z, \varphi(x))`,
+Each output :math:`c` has its own GP, with an RBF kernel on the standardised features
+:math:`\varphi(x)`,
 
-.. math:: f(x) \sim N\big(A^\top m,\; k(\varphi, \varphi) - \|A\|^2 + \|R^\top A\|^2\big),
+.. math:: f_c(x) = g_c(\varphi(x)), \qquad
+          k_c(\varphi, \varphi') = s_c \exp\big(-\|\varphi - \varphi'\|^2 / 2 \ell_c^2\big).
 
-fitted by maximising :math:`\sum_i E \log p(y_i \mid f(x_i)) - KL(q(w) \| N(0, I))`.
+The GPs :math:`g_c` have inducing points; ``gaussian_processes.py`` has their formulas and fit.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import gpytorch
@@ -32,33 +34,29 @@ from .gaussian import DiagonalGaussian, Gaussian
 from .gaussian_processes import (
     Batch,
     GaussianProcesses,
+    Units,
+    Variational,
     class_labels,
     fit_variational,
     regression_targets,
 )
 from .svgp import RBFKernel, epochs_for
 
-__all__ = [
-    "SVDKL",
-    "Batch",
-    "GaussianProcesses",
-    "class_labels",
-    "fit_variational",
-    "regression_targets",
-]
+__all__ = ["SVDKL"]
 
 
 class SVDKL(Posterior):
     """Independent Gaussian processes on the features of a network.
 
-    The residual reads the extractor's layers, the last one included: it makes features here.
-    Build one with :meth:`fit`; it predicts through gpytorch's kernels and cannot be saved.
+    The residual does not leave out the extractor's last layer, as it does for other networks,
+    because that layer makes features and not outputs. Build the posterior with :meth:`fit`. It
+    predicts through gpytorch's kernels, so it cannot be saved.
 
     Args:
         extractor: Maps ``(B, ...)`` to features ``(B, D)``.
-        standardizer: Of those features.
+        standardizer: Standardises the features.
         gps: The GPs on standardised features.
-        likelihood: What they were fitted for.
+        likelihood: The likelihood that the GPs were fitted for.
     """
 
     def __init__(
@@ -88,7 +86,7 @@ class SVDKL(Posterior):
         seed: int = 0,
         progress: bool = True,
     ) -> Self:
-        """Fit the GPs, on features that are computed once, or together with the extractor.
+        """Fit the GPs on features that are computed once, or together with the extractor.
 
         Args:
             extractor: A trained network without its last layer, see :meth:`split`. It is not
@@ -97,108 +95,67 @@ class SVDKL(Posterior):
                 ``(B,)`` or ``(B, C)``.
             classes: Number of classes; by default one more than the largest label.
             likelihood: ``"classification"`` (softmax) or ``"regression"``.
-            inducing: Inducing points per GP; they start at features of training rows.
+            inducing: Number of inducing points of each GP. They start at features of training
+                rows.
             epochs: Passes over the data; by default as many as make about 1000 steps.
             batch_size: Rows per step on cached features.
-            lr: Adam's learning rate; the extractor's is a tenth of it.
+            lr: Adam's learning rate for the GPs; the extractor learns at a tenth of this rate.
             train_extractor: Fine-tune a copy of the extractor too, in evaluation mode: dropout
-                is off and BatchNorm keeps its statistics. Batches are then the loader's, which
-                is read once per epoch.
-            seed: Of the starting points, the order of rows and the samples.
+                is off and BatchNorm keeps its statistics. Each epoch then reads the loader
+                again and takes its batches as they are.
+            seed: Seed of the starting points, the order of rows and the samples.
             progress: Show a progress bar where there is a terminal.
 
         Raises:
             TypeError: Labels are not whole numbers.
             ValueError: Features are not one vector per input, labels are out of range, or
-                something is not finite.
+                inputs, features or targets are not finite.
         """
         extractor = plain_module(extractor)
         if train_extractor:
             extractor = copy.deepcopy(extractor)
-        device = network_dtype_device(extractor)[1]
-        features_seen, targets_seen, moments, sizes = [], [], Moments(), []
-        shape: torch.Size | None = None
-        with torch.no_grad(), evaluating(extractor):
-            for number, (x, y) in enumerate(
-                labelled(train_loader, progress=progress, description="svdkl features")
-            ):
-                x = on_device(x, device)
-                check_batch(number, x, extractor, shape)
-                shape = x.shape[1:]
-                features = _features(extractor(x), x)
-                moments.update(features)
-                features_seen.append(features)
-                targets_seen.append(y.to(x.device))
-                sizes.append(len(x))
-        if not bool(moments.squares.isfinite().all()):
-            raise ValueError("the extractor gives features that are not finite on training data")
-        standardizer = Standardizer(moments.mean, moments.std, dtype=torch.float64)
-        features, targets = torch.cat(features_seen), torch.cat(targets_seen)
-        if likelihood == "classification":
-            targets, outputs = class_labels(targets, classes)
-            shift, scale = features.new_zeros(outputs).double(), features.new_ones(outputs).double()
-        elif likelihood == "regression":
-            targets = regression_targets(targets, len(features))
-            outputs = targets.shape[1]
-            shift, scale = targets.mean(0), targets.std(0)
-            scale = torch.where(scale > 0, scale, 1.0)
-        else:
-            raise ValueError(
-                f"likelihood={likelihood!r}; expected one of 'classification', 'regression'"
-            )
-
-        def prepared(y: Tensor) -> Tensor:
-            return y if likelihood == "classification" else (y - shift) / scale
-
-        def cached(generator: torch.Generator) -> Iterator[Batch]:
-            order = torch.randperm(len(features), generator=generator).to(features.device)
-            for rows in torch.split(order, batch_size):
-                yield standardizer(features[rows].double()), prepared(targets[rows]), 0.0
-
-        def anew(generator: torch.Generator) -> Iterator[Batch]:
-            with evaluating(extractor):
-                for x, y in labelled(train_loader, progress=False, description="svdkl"):
-                    y = y.to(features.device)
-                    if likelihood == "regression":
-                        y = regression_targets(y, len(y))
-                    x = on_device(x, device)
-                    yield standardizer(_features(extractor(x), x).double()), prepared(y), 0.0
-
+        data = _read(extractor, train_loader, progress)
+        targets = _Targets.of(data, likelihood, classes)
         generator = torch.Generator().manual_seed(seed)
-        rows = torch.randperm(len(features), generator=generator)[:inducing].to(features.device)
-        points = standardizer(features[rows].double())
-        per_epoch = len(features) / len(sizes) if train_extractor else batch_size
+        points = data.points(inducing, generator)
+        if train_extractor:
+            batches = partial(_anew, extractor, train_loader, data, targets)
+            rows_per_step = math.ceil(len(data) / data.batches)
+            others = [{"params": list(extractor.parameters()), "lr": 0.1 * lr}]
+        else:
+            batches = partial(_cached, data, targets, batch_size)
+            rows_per_step, others = batch_size, []
+        outputs = len(targets.units.scale)
         gps = fit_variational(
-            _rbf(features.shape[1], outputs),
+            _rbf(data.features.shape[1], outputs),
             points.expand(outputs, *points.shape),
-            anew if train_extractor else cached,
-            rows=len(features),
-            likelihood=likelihood,
-            shift=shift,
-            scale=scale,
-            learn_points=True,
-            epochs=epochs or epochs_for(len(features), math.ceil(per_epoch)),
-            lr=lr,
-            generator=generator,
-            others=[{"params": list(extractor.parameters()), "lr": 0.1 * lr}]
-            if train_extractor
-            else [],
-            description="svdkl",
-            progress=progress,
+            targets.units,
+            batches,
+            generator,
+            Variational(
+                rows=len(data),
+                likelihood=likelihood,
+                epochs=epochs or epochs_for(len(data), rows_per_step),
+                lr=lr,
+                learn_points=True,
+                description="svdkl",
+                progress=progress,
+                others=others,
+            ),
         )
-        return cls(extractor, standardizer, gps, likelihood)
+        return cls(extractor, data.standardizer, gps, likelihood)
 
     @staticmethod
     def split(network: nn.Module, head: str | None = None) -> nn.Module:
-        """A copy of a network that returns what goes into its last linear layer.
+        """A copy of a network that returns the input of its last linear layer.
 
         Args:
             network: The trained network; it is not changed.
             head: Name of the layer that makes the outputs; by default the linear layer that is
-                defined last. What comes after it still runs.
+                defined last. Layers after the head still run.
 
         Raises:
-            ValueError: There is no such layer, or nothing before it.
+            ValueError: The network has no such layer, or is itself that layer.
         """
         network = plain_module(network)
         linear = [name for name, m in network.named_modules() if isinstance(m, nn.Linear)]
@@ -227,15 +184,149 @@ class SVDKL(Posterior):
         return choose_layers(self.network, choice, x, keep_last=True)
 
 
+@dataclass(frozen=True)
+class _TrainingData:
+    """Features and targets of the training data, from one pass over the loader.
+
+    Attributes:
+        features: Features ``(N, D)``, as the extractor gave them.
+        y: Targets of all rows, as the loader gave them.
+        standardizer: Standardises features.
+        batches: Number of batches that the loader gave.
+    """
+
+    features: Tensor
+    y: Tensor
+    standardizer: Standardizer
+    batches: int
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def points(self, number: int, generator: torch.Generator) -> Tensor:
+        """Standardised features of ``number`` rows drawn at random, ``(number, D)``."""
+        rows = torch.randperm(len(self), generator=generator)[:number].to(self.features.device)
+        points: Tensor = self.standardizer(self.features[rows].double())
+        return points
+
+
+@torch.no_grad()
+def _read(extractor: nn.Module, loader: Iterable[Any], progress: bool) -> _TrainingData:
+    """The training data, from one pass over the loader with the extractor in evaluation mode.
+
+    Raises:
+        ValueError: Features are not one vector per input, or inputs or features are not finite.
+    """
+    device = network_dtype_device(extractor)[1]
+    features, targets, moments = [], [], Moments()
+    shape: torch.Size | None = None
+    with evaluating(extractor):
+        for number, (x, y) in enumerate(
+            labelled(loader, progress=progress, description="svdkl features")
+        ):
+            x = on_device(x, device)
+            check_batch(number, x, extractor, shape)
+            shape = x.shape[1:]
+            features.append(_features(extractor(x), x))
+            moments.update(features[-1])
+            targets.append(y.to(x.device))
+    if not bool(moments.squares.isfinite().all()):
+        raise ValueError("the extractor gives features that are not finite on training data")
+    standardizer = Standardizer(moments.mean, moments.std, dtype=torch.float64)
+    return _TrainingData(torch.cat(features), torch.cat(targets), standardizer, len(features))
+
+
+@dataclass(frozen=True)
+class _Targets:
+    """The targets in the form in which the GPs learn them.
+
+    Attributes:
+        likelihood: ``"classification"`` or ``"regression"``.
+        values: Class indices ``(N,)``, or for regression standardised targets ``(N, C)``.
+        units: Mean and standard deviation of regression targets; zero and one for classification.
+    """
+
+    likelihood: str
+    values: Tensor
+    units: Units
+
+    @classmethod
+    def of(cls, data: _TrainingData, likelihood: str, classes: int | None) -> _Targets:
+        """The targets of all rows of the training data.
+
+        Raises:
+            TypeError: Labels are not whole numbers.
+            ValueError: Labels are out of range, targets have the wrong shape or are not finite,
+                or the likelihood is unknown.
+        """
+        if likelihood == "classification":
+            labels, number = class_labels(data.y, classes)
+            zeros = torch.zeros(number, dtype=torch.float64, device=data.features.device)
+            return cls(likelihood, labels, Units(torch.ones_like(zeros), zeros, zeros))
+        if likelihood == "regression":
+            y = regression_targets(data.y, len(data))
+            std = y.std(0)
+            scale = torch.where(std > 0, std, 1.0)
+            units = Units(scale, y.mean(0), torch.zeros_like(scale))
+            return cls(likelihood, _standardised(y, units), units)
+        raise ValueError(
+            f"likelihood={likelihood!r}; expected one of 'classification', 'regression'"
+        )
+
+    def of_batch(self, y: Tensor) -> Tensor:
+        """The targets of a batch that was read from the loader, in the form of ``values``."""
+        if self.likelihood == "classification":
+            return y.long()  # whatever whole numbers the loader gives
+        return _standardised(regression_targets(y, len(y)), self.units)
+
+
+def _standardised(y: Tensor, units: Units) -> Tensor:
+    return (y - units.shift) / units.scale
+
+
+def _cached(
+    data: _TrainingData, targets: _Targets, size: int, generator: torch.Generator
+) -> Iterator[Batch]:
+    """One epoch on the features that were read before, in random order."""
+    order = torch.randperm(len(data), generator=generator).to(data.features.device)
+    for rows in torch.split(order, size):
+        yield data.standardizer(data.features[rows].double()), targets.values[rows], 0.0
+
+
+def _anew(
+    extractor: nn.Module,
+    loader: Iterable[Any],
+    data: _TrainingData,
+    targets: _Targets,
+    generator: torch.Generator,
+) -> Iterator[Batch]:
+    """One epoch on features that the extractor, which is being trained, computes anew.
+
+    The loader decides the order of rows, so the generator is not used.
+    """
+    device = network_dtype_device(extractor)[1]
+    with evaluating(extractor):
+        for x, y in labelled(loader, progress=False, description="svdkl"):
+            x = on_device(x, device)
+            z = data.standardizer(_features(extractor(x), x).double())
+            yield z, targets.of_batch(y.to(z.device)), 0.0
+
+
 def _rbf(dimension: int, outputs: int) -> gpytorch.kernels.Kernel:
+    """An RBF kernel with a scale and a lengthscale for each output."""
     batch = torch.Size([outputs])
     kernel = RBFKernel(batch_shape=batch)
-    # Standardised points lie about sqrt(2 D) apart.
+    # Standardised points lie about sqrt(2 D) apart, so the lengthscale starts at that order.
     kernel.lengthscale = math.sqrt(dimension)
     return gpytorch.kernels.ScaleKernel(kernel, batch_shape=batch)
 
 
 def _features(output: Any, x: Tensor) -> Tensor:
+    """The extractor's output for ``x``, if it is one vector for each input.
+
+    Raises:
+        ValueError: The output is something else.
+    """
     if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(x):
         what = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ValueError(

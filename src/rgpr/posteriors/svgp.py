@@ -1,17 +1,18 @@
-r"""Gaussian processes by gpytorch, for regression: stochastic variational ones, or exact.
+r"""Gaussian processes by gpytorch for regression, stochastic variational or exact.
 
-With inducing points :math:`Z`, values :math:`u \sim N(m, S)` there and
+With inducing points :math:`Z`, values :math:`u \sim N(m, S)` at these points and
 :math:`A = K_{ZZ}^{-1} k_Z(x)`,
 
 .. math:: f(x) \sim N\big(A^\top m,\; k(x, x) - A^\top (K_{ZZ} - S) A\big).
 
-The GP has no hidden layers, so the residual reads the input alone. A stationary kernel makes the
-variance level off at the prior's; the residual lets it grow on.
+The GP has no hidden layers, so the residual reads the input alone. With a stationary kernel the
+variance levels off at that of the prior; the residual makes it grow without bound.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, Self
 
 import gpytorch
@@ -35,15 +36,17 @@ __all__ = ["SVGP", "RBFKernel", "epochs_for"]
 
 
 class SVGP(Posterior):
-    """A trained gpytorch model, for regression; the latent function without observation noise.
+    """A trained gpytorch model for regression. Its predictions leave out the observation noise.
 
-    It predicts through that model, so it cannot be saved; save the model's own state.
+    The posterior predicts through the gpytorch model, so it cannot be saved; save the model's own
+    state instead.
 
     Args:
-        model: A model in evaluation mode whose call returns a ``MultivariateNormal``, with a
-            batch of them or a ``MultitaskMultivariateNormal`` for several outputs.
-        noise: Variance of the observations around the function, ``(C,)``, if known. It is kept
-            for the caller and does not enter predictions.
+        model: A model in evaluation mode whose call returns a ``MultivariateNormal``. For several
+            outputs the distribution has a batch dimension or is a
+            ``MultitaskMultivariateNormal``.
+        noise: Variance of the observations around the function, ``(C,)``, if known. The posterior
+            keeps the noise for the caller; it does not enter predictions.
 
     Raises:
         ValueError: The model is in training mode.
@@ -89,11 +92,11 @@ class SVGP(Posterior):
             epochs: Passes over the data; by default as many as make about 1000 steps.
             batch_size: Rows per step.
             lr: Adam's learning rate.
-            seed: Of the starting points and the order of rows.
+            seed: Seed of the starting points and the order of rows.
             progress: Show a progress bar where there is a terminal.
 
         Raises:
-            ValueError: Shapes that do not fit, or values that are not finite.
+            ValueError: Shapes do not fit, or values are not finite.
         """
         x, y = _checked(x.detach(), y.detach())
         devices = [x.device] if x.device.type != "cpu" else []
@@ -101,15 +104,8 @@ class SVGP(Posterior):
             torch.manual_seed(seed)
             rows = torch.randperm(len(x))[:inducing].to(x.device)
             model = _GP(x[rows], y, spread=x.std(0)).to(x)
-            noise = _train(
-                model,
-                x,
-                y,
-                epochs=epochs or epochs_for(len(x), batch_size),
-                batch_size=batch_size,
-                lr=lr,
-                progress=progress,
-            )
+            epochs = epochs or epochs_for(len(x), batch_size)
+            noise = _train(model, x, y, _Training(epochs, batch_size, lr, progress))
         return cls(model.eval().requires_grad_(False), noise=noise)
 
     @property
@@ -132,7 +128,7 @@ class SVGP(Posterior):
                 f"the model's mean has shape {tuple(distribution.mean.shape)} for {len(x)} inputs; "
                 "expected (B,), (C, B) for a batch of GPs, or (B, C) for a multitask GP"
             )
-        # Rounding takes a variance near zero below it.
+        # Rounding can make a variance near zero negative.
         return DiagonalGaussian(mean, variance.clamp_min(0))
 
     def choose_layers(self, choice: LayerChoice, x: Tensor) -> list[str]:
@@ -145,7 +141,7 @@ class SVGP(Posterior):
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # What gpytorch remembers of earlier calls stays on the old device.
+        # gpytorch caches results of earlier calls, and these caches stay on the old device.
         for module in self.network.modules():
             clear_cache_hook(module)
             if isinstance(module, gpytorch.models.ExactGP):
@@ -154,10 +150,10 @@ class SVGP(Posterior):
 
 
 class RBFKernel(gpytorch.kernels.RBFKernel):  # type: ignore[misc]
-    """gpytorch's RBF kernel, in float64 and without mixing rows.
+    """gpytorch's RBF kernel, computed in float64 and for each row on its own.
 
-    gpytorch centres inputs at the mean of the batch, so that one input far away takes the digits
-    from all others.
+    gpytorch's kernel subtracts the mean of the batch from its inputs, so one input far away costs
+    all others their digits.
     """
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
@@ -177,6 +173,14 @@ class RBFKernel(gpytorch.kernels.RBFKernel):  # type: ignore[misc]
 
 
 class _GP(gpytorch.models.ApproximateGP):  # type: ignore[misc]
+    """A sparse GP for each column of ``y``, with inducing points that start at ``points``.
+
+    Args:
+        points: Where the inducing points start, ``(M, D)``.
+        y: Targets ``(N, C)``, whose mean and variance the prior starts from.
+        spread: Standard deviation of each input, ``(D,)``, from which the lengthscales start.
+    """
+
     def __init__(self, points: Tensor, y: Tensor, spread: Tensor) -> None:
         tasks = y.shape[1]
         batch = torch.Size([tasks] if tasks > 1 else [])
@@ -190,7 +194,8 @@ class _GP(gpytorch.models.ApproximateGP):  # type: ignore[misc]
         self.mean_module = gpytorch.means.ConstantMean(batch_shape=batch)
         kernel = RBFKernel(ard_num_dims=points.shape[1], batch_shape=batch)
         self.covar_module = gpytorch.kernels.ScaleKernel(kernel, batch_shape=batch)
-        # Starting in the units of the data, so that these need not be those of the defaults.
+        # The hyperparameters start in the units of the data, because gpytorch's defaults suit
+        # standardised data only.
         scale = torch.where(spread > 0, spread, 1.0) * math.sqrt(points.shape[1])
         kernel.lengthscale = scale.expand_as(kernel.lengthscale)
         variance, mean = y.var(0).clamp_min(1e-6), y.mean(0)
@@ -201,12 +206,20 @@ class _GP(gpytorch.models.ApproximateGP):  # type: ignore[misc]
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def _train(
-    model: _GP, x: Tensor, y: Tensor, *, epochs: int, batch_size: int, lr: float, progress: bool
-) -> Tensor:
-    """Maximise the ELBO; returns the variance of the noise, ``(C,)``."""
+@dataclass(frozen=True)
+class _Training:
+    """How :func:`_train` runs; see the arguments of :meth:`SVGP.fit`."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    progress: bool
+
+
+def _train(model: _GP, x: Tensor, y: Tensor, how: _Training) -> Tensor:
+    """Maximise the evidence lower bound, and return the variance of the noise, ``(C,)``."""
     tasks = y.shape[1]
-    # One GP per output, in gpytorch's batch dimension: (C, N) instead of (N, C).
+    # gpytorch's batch dimension holds one GP per output, so its targets are (C, N).
     batch = torch.Size([tasks] if tasks > 1 else [])
     likelihood = gpytorch.likelihoods.GaussianLikelihood(batch_shape=batch)
     likelihood.noise = (0.1 * y.var(0)).clamp_min(1e-3).reshape(likelihood.noise.shape)
@@ -215,9 +228,10 @@ def _train(
     objective = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(x))
     model.train()
     likelihood.train()
-    optimizer = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=lr)
-    for _ in tqdm(range(epochs), desc="svgp", leave=False, disable=None if progress else True):
-        for rows in torch.split(torch.randperm(len(x)).to(x.device), batch_size):
+    optimizer = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=how.lr)
+    disable = None if how.progress else True
+    for _ in tqdm(range(how.epochs), desc="svgp", leave=False, disable=disable):
+        for rows in torch.split(torch.randperm(len(x)).to(x.device), how.batch_size):
             optimizer.zero_grad()
             loss = -objective(model(x[rows]), targets[..., rows]).sum()
             loss.backward()
@@ -226,11 +240,16 @@ def _train(
 
 
 def epochs_for(rows: int, batch_size: int, steps: int = 1000) -> int:
-    """Passes over the data that make about so many steps of an optimiser."""
+    """Number of passes over ``rows`` rows that take the optimiser about ``steps`` steps."""
     return math.ceil(steps / math.ceil(rows / batch_size))
 
 
 def _checked(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs ``(N, D)`` and targets ``(N, C)`` of one dtype and device.
+
+    Raises:
+        ValueError: Shapes do not fit, or values are not finite or not real.
+    """
     y = y[:, None] if y.dim() == 1 else y
     if x.dim() != 2 or y.dim() != 2 or len(x) != len(y) or len(x) < 2:
         raise ValueError(

@@ -55,12 +55,12 @@ class Prototypes(Coordinates):
         variances = covariance if covariance.dim() == 1 else covariance.diagonal()
         typical = variances.mean()
         typical = torch.where(typical > 0, typical, 1.0)
-        if covariance.dim() == 1:
-            values = (1 - shrinkage) * covariance + shrinkage * typical
-            axes = values.clamp_min(1e-12 * typical).rsqrt() / r
-        else:
-            values, vectors = _principal(covariance, shrinkage, typical)
-            axes = vectors * values.rsqrt() / r
+        values, vectors = variances, torch.ones_like(variances)
+        if covariance.dim() == 2:
+            # Among directions of equal variance any axes will do: a distance has no direction.
+            values, vectors = torch.linalg.eigh(covariance)
+        values = (1 - shrinkage) * values + shrinkage * typical
+        axes = vectors * values.clamp_min(1e-12 * typical).rsqrt() / r
         dtype = at_least_float32(dtype)
         means = means.to(axes.dtype)
         origin = means.mean(0).to(dtype)
@@ -148,31 +148,3 @@ class Prototypes(Coordinates):
         if self.axes.dim() == 2:
             return rows @ self.onto
         return torch.cat([rows * self.axes, rows @ self.onto], 1)
-
-
-def _principal(covariance: Tensor, shrinkage: float, typical: Tensor) -> tuple[Tensor, Tensor]:
-    """Variances along principal axes, after shrinkage, and the axes.
-
-    Directions that never varied all end with the same variance, and rounding alone would choose
-    axes among them. So units that never did are axes, and other such directions are found from
-    fixed ones.
-    """
-    least = max(shrinkage, 1e-12) * typical
-    still = covariance.diagonal() <= 1e-12 * least
-    (live,), (dead,) = (~still).nonzero(as_tuple=True), still.nonzero(as_tuple=True)
-    values, among = torch.linalg.eigh(covariance[live][:, live])
-    values = ((1 - shrinkage) * values + shrinkage * typical).clamp_min(least)
-    count = int((values <= least * (1 + 1e-6)).sum())  # in ascending order
-    if count == len(live):
-        among = torch.eye(count, dtype=among.dtype, device=among.device)
-    elif count > 1:
-        generator = torch.Generator().manual_seed(0)
-        fixed = torch.randn(
-            len(live), count, generator=generator, dtype=among.dtype, device="cpu"
-        ).to(among.device)
-        chosen = torch.linalg.qr(among[:, :count].T @ fixed).Q
-        among = torch.cat([among[:, :count] @ chosen, among[:, count:]], 1)
-    axes = torch.zeros_like(covariance)
-    axes[dead, torch.arange(len(dead), device=dead.device)] = 1
-    axes[live, len(dead) :] = among
-    return torch.cat([least.expand(len(dead)), values]), axes

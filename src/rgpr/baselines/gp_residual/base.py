@@ -1,4 +1,4 @@
-"""A network plus Gaussian processes for its errors: the contract and the fit of all versions."""
+"""A network plus Gaussian processes for its errors: the contract and fit of every version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..._backend.precision import full_precision
 from ..._network.running import plain_module
 from ...posteriors.base import THROUGH_ANOTHER_LIBRARY, Posterior
 from ...posteriors.gaussian import DiagonalGaussian, Gaussian
-from ...posteriors.gaussian_processes import GaussianProcesses, fit_variational
+from ...posteriors.gaussian_processes import GaussianProcesses, Variational, fit_variational
 from ...posteriors.svgp import epochs_for
 from ...residual.coordinates import Standardizer
 from .exact import fit_exact
@@ -35,10 +35,10 @@ class FitOptions:
     Attributes:
         inducing: Number of inducing points where the GPs are sparse. They are training rows, drawn
             evenly and shared by the outputs.
-        exact: Regression without inducing points, at a cost cubic in the rows; by default up to
-            2000 rows.
-        epochs: Passes over the data for sparse GPs, by default about 400 steps; steps of L-BFGS
-            for exact ones, by default at most 50.
+        exact: Whether regression does without inducing points, at a cost cubic in the rows; by
+            default it does for up to 2000 rows.
+        epochs: For sparse GPs the passes over the data, by default as many as make about 400
+            steps; for exact GPs the largest number of L-BFGS steps, by default 50.
         batch_size: Rows per step for sparse GPs.
         lr: Adam's learning rate for sparse GPs.
         seed: Seed of the inducing points, the order of rows and the samples.
@@ -54,23 +54,28 @@ class FitOptions:
     progress: bool = True
 
     def is_exact(self, likelihood: str, rows: int) -> bool:
-        """Whether the GPs have a closed form that is cheap enough, or was asked for."""
+        """Whether the GPs are fitted in closed form.
+
+        A softmax has no closed form. Regression has one, and takes it if ``exact`` asks for it or
+        if the rows are few.
+        """
         if likelihood == "classification":
             return False
         return rows <= EXACT_ROWS if self.exact is None else self.exact
 
 
 class GPResidual(Posterior):
-    """A network plus Gaussian processes for what it gets wrong. Subclasses write ``kernel``.
+    """A network plus Gaussian processes for its errors. Subclasses define :meth:`kernel`.
 
-    Build one with :meth:`fit`. It predicts through gpytorch's kernels and cannot be saved.
+    Build the posterior with :meth:`fit`. It predicts through gpytorch's kernels, so it cannot be
+    saved.
 
     Args:
         network: The trained network.
         inputs: Standardises inputs.
         outputs: Standardises the network's outputs.
         gps: GPs on standardised inputs and outputs side by side, ``(B, D + C)``.
-        likelihood: The likelihood that they were fitted for.
+        likelihood: The likelihood that the GPs were fitted for.
     """
 
     def __init__(
@@ -88,7 +93,12 @@ class GPResidual(Posterior):
     @classmethod
     @abstractmethod
     def kernel(cls, inputs: int, outputs: int) -> Kernel:
-        """A kernel of batch shape ``(outputs,)`` on ``inputs + outputs`` standardised columns."""
+        """A kernel with batch shape ``(outputs,)`` on points with standardised columns.
+
+        Args:
+            inputs: Number of the network's inputs, which are the first columns.
+            outputs: Number of the network's outputs, which are the columns after them.
+        """
 
     @classmethod
     @torch.inference_mode(False)
@@ -99,18 +109,20 @@ class GPResidual(Posterior):
         likelihood: str = "classification",
         **options: Any,
     ) -> Self:
-        """Fit the GPs to what the network leaves over. The network is not changed.
+        """Fit the GPs to the network's errors.
 
         Args:
-            network: The trained network.
+            network: The trained network; it is not changed.
             train_loader: Yields ``(x, y)``: class indices ``(B,)``, or for regression targets
                 ``(B,)`` or ``(B, C)``. Inputs are held in memory.
             likelihood: ``"classification"`` or ``"regression"``.
             **options: The fields of :class:`FitOptions`, such as ``epochs=20``.
 
         Raises:
-            TypeError: Labels are not whole numbers, or an option has another name.
-            ValueError: Shapes, labels or values that do not fit; exact classification.
+            TypeError: Labels are not whole numbers, or an option is not a field of
+                :class:`FitOptions`.
+            ValueError: Shapes do not fit, labels are out of range, values are not finite, the
+                likelihood is unknown, or ``exact=True`` was passed for classification.
         """
         how = FitOptions(**options)
         network = plain_module(network)
@@ -144,22 +156,23 @@ class GPResidual(Posterior):
 def _fit_sparse(
     kernel: Kernel, data: TrainingSet, likelihood: str, how: FitOptions, description: str
 ) -> GaussianProcesses:
-    """Variational GPs with inducing points, which stay where they are."""
+    """Variational GPs, whose inducing points are training rows and do not move."""
     generator = torch.Generator().manual_seed(how.seed)
     chosen = torch.randperm(len(data), generator=generator)[: how.inducing].to(data.x.device)
     return fit_variational(
         kernel,
         data.points(chosen),
+        data.units,
         partial(data.batches, how.batch_size),
-        rows=len(data),
-        likelihood=likelihood,
-        shift=torch.zeros_like(data.scale),
-        scale=data.scale,
-        # The kernels' derivatives in the points cost more than they give.
-        learn_points=False,
-        epochs=how.epochs or epochs_for(len(data), how.batch_size, steps=400),
-        lr=how.lr,
-        generator=generator,
-        description=description,
-        progress=how.progress,
+        generator,
+        Variational(
+            rows=len(data),
+            likelihood=likelihood,
+            epochs=how.epochs or epochs_for(len(data), how.batch_size, steps=400),
+            lr=how.lr,
+            # The kernels' derivatives in the points cost more time than the fit gains by them.
+            learn_points=False,
+            description=description,
+            progress=how.progress,
+        ),
     )

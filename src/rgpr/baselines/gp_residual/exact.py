@@ -1,10 +1,12 @@
-r"""Exact regression: hyperparameters by the marginal likelihood, then the posterior.
+r"""Exact regression: maximise the marginal likelihood, then condition on all rows.
 
 .. math:: \log p(y) = -\tfrac12 \|L^{-1} y\|^2 - \sum_i \log L_{ii} + \text{const}, \qquad
           L L^\top = K + \sigma^2 I.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from gpytorch.kernels import Kernel
@@ -16,34 +18,33 @@ from .training_set import TrainingSet
 
 __all__ = ["fit_exact"]
 
-# Least variance of the noise, in units of the residuals' variance: keeps the matrix invertible.
+# Smallest variance of the noise, in units of the residuals' variance. It keeps K + sigma^2 I
+# invertible.
 _NOISE_FLOOR = 1e-4
 
 
 def fit_exact(kernel: Kernel, data: TrainingSet, *, steps: int) -> GaussianProcesses:
-    """GPs given all rows, their hyperparameters found by at most ``steps`` steps of L-BFGS."""
+    """GPs conditioned on all rows.
+
+    Args:
+        kernel: A gpytorch kernel with batch shape ``(C,)``; its parameters are learned.
+        data: The training set, for regression.
+        steps: Largest number of L-BFGS steps that learn the kernel and the noise.
+    """
     points = data.points(slice(None))
     evidence = _Evidence(kernel.to(points), points, data.y)
     evidence.maximise(steps)
     with torch.no_grad():
         cholesky, weights, noise = evidence.state()
-    return GaussianProcesses(
-        evidence.kernel,
-        points,
-        cholesky,
-        weights,
-        None,
-        scale=data.scale,
-        shift=torch.zeros_like(data.scale),
-        noise=data.scale.square() * noise,
-    )
+    units = replace(data.units, noise=data.scale.square() * noise)
+    return GaussianProcesses(evidence.kernel, points, cholesky, weights, None, units)
 
 
 class _Evidence:
     """The marginal likelihood of the targets, as a function of the kernel and the noise.
 
     Args:
-        kernel: The kernel, one for each output as its batch.
+        kernel: A gpytorch kernel with batch shape ``(C,)``.
         points: Points ``(N, P)``.
         y: Targets ``(N, C)``.
     """
@@ -64,7 +65,7 @@ class _Evidence:
         return cholesky, weights, noise
 
     def maximise(self, steps: int) -> None:
-        """Change kernel and noise so that the targets are as likely as they can be."""
+        """Learn the kernel's parameters and the noise by at most ``steps`` steps of L-BFGS."""
         self.optimizer = torch.optim.LBFGS(
             [self.raw_noise, *self.kernel.parameters()],
             max_iter=steps,
@@ -74,6 +75,7 @@ class _Evidence:
             self.optimizer.step(self._loss)  # type: ignore[no-untyped-call]
 
     def _loss(self) -> float:
+        """The negative marginal likelihood per row, up to a constant; it also sets gradients."""
         self.optimizer.zero_grad()
         cholesky, weights, _ = self.state()
         logs = cholesky.diagonal(dim1=-2, dim2=-1).log().sum()

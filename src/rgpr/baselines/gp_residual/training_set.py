@@ -1,4 +1,4 @@
-"""What the Gaussian processes are fitted to: inputs, the network's outputs, and its errors."""
+"""The training set of the Gaussian processes: inputs, the network's outputs, and its errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..._network.loaders import labelled, on_device
 from ..._network.moments import Moments
 from ..._network.outputs import outputs_of
 from ..._network.running import evaluating
-from ...posteriors.gaussian_processes import Batch, class_labels, regression_targets
+from ...posteriors.gaussian_processes import Batch, Units, class_labels, regression_targets
 from ...residual.coordinates import Standardizer
 
 __all__ = ["TrainingSet", "collect", "joined"]
@@ -28,8 +28,9 @@ class TrainingSet:
         x: Inputs ``(N, D)``.
         f: The network's outputs ``(N, C)``.
         y: Class indices ``(N,)``, or for regression the residuals ``(N, C)`` divided by ``scale``.
-        scale: Size of the residuals of each output, ``(C,)``; ones for classification.
-        offsets: Added to the processes before the softmax, ``(N, C)``; ``None`` for regression.
+        scale: Root mean square of each output's residuals, ``(C,)``; ones for classification.
+        offsets: Logits ``(N, C)`` that are added to the GPs' values before the softmax; ``None``
+            for regression.
         inputs: Standardises inputs.
         outputs: Standardises the network's outputs.
     """
@@ -48,7 +49,8 @@ class TrainingSet:
 
         Raises:
             TypeError: Labels are not whole numbers.
-            ValueError: Targets do not fit the outputs.
+            ValueError: Targets do not fit the outputs or are not finite, or a network with a
+                single output is to classify.
         """
         offsets: Tensor | None
         if likelihood == "classification":
@@ -67,7 +69,8 @@ class TrainingSet:
                     f"{tuple(f.shape)}; they must agree"
                 )
             residual = y - f.double()
-            # Measured around zero, not around their mean, because the GP's prior mean is zero.
+            # The residuals are measured from zero, not from their mean, because the GP's prior
+            # mean is zero.
             scale = residual.square().mean(0).sqrt()
             scale = torch.where(scale > 0, scale, 1.0)
             y, offsets = residual / scale, None
@@ -76,12 +79,18 @@ class TrainingSet:
     def __len__(self) -> int:
         return len(self.x)
 
+    @property
+    def units(self) -> Units:
+        """Units of the GPs' outputs, before the fit has found the noise."""
+        zeros = torch.zeros_like(self.scale)
+        return Units(self.scale, zeros, zeros)
+
     def points(self, rows: Tensor | slice) -> Tensor:
         """Standardised inputs and outputs of some rows side by side, ``(B, D + C)``."""
         return joined(self.inputs, self.outputs, self.x[rows], self.f[rows])
 
     def batches(self, size: int, generator: torch.Generator) -> Iterator[Batch]:
-        """One pass over all rows in random order."""
+        """Batches of ``size`` rows that make one pass over all rows in random order."""
         order = torch.randperm(len(self), generator=generator).to(self.x.device)
         for rows in torch.split(order, size):
             offsets = 0.0 if self.offsets is None else self.offsets[rows]
@@ -89,7 +98,7 @@ class TrainingSet:
 
 
 def joined(inputs: Standardizer, outputs: Standardizer, x: Tensor, f: Tensor) -> Tensor:
-    """Standardised inputs and outputs side by side, in float64."""
+    """Standardised inputs and outputs side by side, ``(B, D + C)`` in float64."""
     return torch.cat([inputs(x.double()), outputs(f.double())], dim=1)
 
 
@@ -97,7 +106,11 @@ def joined(inputs: Standardizer, outputs: Standardizer, x: Tensor, f: Tensor) ->
 def collect(
     network: nn.Module, loader: Iterable[Any], description: str, progress: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs ``(N, D)``, targets, and the network's outputs ``(N, C)``, from one pass."""
+    """Inputs ``(N, D)``, targets, and the network's outputs ``(N, C)``, from one pass.
+
+    Raises:
+        ValueError: Inputs or the network's outputs are not finite, or shapes do not fit.
+    """
     device = network_dtype_device(network)[1]
     xs, ys, fs = [], [], []
     shape: torch.Size | None = None
@@ -118,6 +131,7 @@ def collect(
 
 
 def _standardizer(h: Tensor) -> Standardizer:
+    """Standardises by the mean and standard deviation of each column of ``h``."""
     moments = Moments()
     moments.update(h)
     return Standardizer(moments.mean, moments.std, dtype=torch.float64)
