@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import rgpr
-from rgpr.cli import _show, main
+from rgpr.cli import main
+from rgpr.commands.bases import _show
 from rgpr_paper.posterior_table import CLASSIFIERS
 
 
