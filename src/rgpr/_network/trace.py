@@ -99,28 +99,69 @@ def few(x: Tensor) -> Tensor:
 
 def trace(network: nn.Module, x: Tensor) -> Call:
     """Run the network once and write down which module ran inside which, in order."""
-    # What a parametrised layer (spectral norm, weight norm) runs to make its weights is no layer.
-    names = {
-        module: name
-        for name, module in reversed(list(network.named_modules()))
-        if "parametrizations" not in name.split(".")
-    }
-    linears = {module for module in names if _is_linear(module)}
-    outside = Call("", nn.Identity())
-    stack = [outside]
-    runs: Counter[nn.Module] = Counter()
-    linear: list[tuple[Call, Tensor, int]] = []
+    tracer = _Tracer(network, len(x))
+    with torch.no_grad(), evaluating(network):
+        try:
+            tracer.attach()
+            output = _logits(network(x.clone()))  # it may change its input in place
+        finally:
+            tracer.detach()
+    root = tracer.outside.calls[0]
+    root.every = tracer.outside.every[1:]
+    for call, made, changes in tracer.linear:
+        # The very memory, which no operation in place has changed since.
+        if output is not None and _is_same(output, made) and _changes(made) == changes:
+            root.head = call
+    return root
 
-    thread = threading.get_ident()
 
-    def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if threading.get_ident() != thread:  # others may run the network meanwhile
+class _Tracer:
+    """Hooks on every module, and what they saw.
+
+    Args:
+        network: The network.
+        rows: How many rows the batch has that it will run on.
+
+    Attributes:
+        outside: A call that stands for whoever runs the network.
+        linear: Calls of linear layers, with what they made and how often that had been changed.
+    """
+
+    def __init__(self, network: nn.Module, rows: int) -> None:
+        # What a parametrised layer (spectral norm, weight norm) runs to make its weights is no
+        # layer.
+        self._names = {
+            module: name
+            for name, module in reversed(list(network.named_modules()))
+            if "parametrizations" not in name.split(".")
+        }
+        self._linears = {module for module in self._names if _is_linear(module)}
+        self._rows, self._thread = rows, threading.get_ident()
+        self._runs: Counter[nn.Module] = Counter()
+        self._handles: list[Any] = []
+        self.outside = Call("", nn.Identity())
+        self._stack = [self.outside]
+        self.linear: list[tuple[Call, Tensor, int]] = []
+
+    def attach(self) -> None:
+        """Put the hooks on."""
+        for module in self._names:
+            self._handles.append(module.register_forward_pre_hook(self._before))
+            self._handles.append(module.register_forward_hook(self._after))
+
+    def detach(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if threading.get_ident() != self._thread:  # others may run the network meanwhile
             return
-        call = Call(names[module], module, runs[module])
-        runs[module] += 1
-        stack[-1].calls.append(call)
-        stack.append(call)
-        outside.every.append(call)
+        call = Call(self._names[module], module, self._runs[module])
+        self._runs[module] += 1
+        self._stack[-1].calls.append(call)
+        self._stack.append(call)
+        self.outside.every.append(call)
         given: Any = args[0] if args else None
         if not isinstance(given, Tensor):
             try:
@@ -128,46 +169,27 @@ def trace(network: nn.Module, x: Tensor) -> Call:
             except TypeError as error:
                 call.input_problem = str(error)
                 return
-        call.input_problem = _problem(given, "its input", len(x))
+        call.input_problem = _problem(given, "its input", self._rows)
         if given is args[0]:
             call.input_shape = given.shape
-            if module in linears:
+            if module in self._linears:
                 call.given = given.clone()
 
-    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if threading.get_ident() != thread:
+    def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if threading.get_ident() != self._thread:
             return
-        call = stack.pop()
-        made = output
+        call, made = self._stack.pop(), output
         if not isinstance(made, Tensor):
             try:
                 made = first_tensor(output, call.name)
             except TypeError as error:
                 call.problem = str(error)
                 return
-        call.output_shape, call.problem = made.shape, _problem(made, "its output", len(x))
+        call.output_shape, call.problem = made.shape, _problem(made, "its output", self._rows)
         if not call.problem:
             call.made = sampled(made)
-            if module in linears:
-                linear.append((call, made, _changes(made)))
-
-    handles: list[Any] = []
-    with torch.no_grad(), evaluating(network):
-        try:
-            for module in names:
-                handles.append(module.register_forward_pre_hook(before))
-                handles.append(module.register_forward_hook(after))
-            output = _logits(network(x.clone()))  # it may change its input in place
-        finally:
-            for handle in handles:
-                handle.remove()
-    root = outside.calls[0]
-    root.every = outside.every[1:]
-    for call, made, changes in linear:
-        # The very memory, which no operation in place has changed since.
-        if output is not None and _is_same(output, made) and _changes(made) == changes:
-            root.head = call
-    return root
+            if module in self._linears:
+                self.linear.append((call, made, _changes(made)))
 
 
 def _is_linear(module: nn.Module) -> bool:

@@ -45,6 +45,7 @@ from torch import Tensor
 from .._backend.arithmetic import mean_cubes, pooled
 from .._backend.buffers import StableBuffers
 from .._backend.precision import at_least_float32
+from .._backend.small_layers import Parts
 
 __all__ = ["Coordinates", "Standardizer", "reduce"]
 
@@ -84,6 +85,11 @@ class Coordinates(StableBuffers):
     def joint_units(self) -> int:
         """How many units have a spread that was estimated jointly: few examples fit it too well."""
         return 1
+
+    @property
+    def parts(self) -> Parts | None:
+        """Tensors with which a kernel measures this layer together with others, if it can."""
+        return None
 
     @abstractmethod
     def unit_variance(self, h: Tensor) -> Tensor:

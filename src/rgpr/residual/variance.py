@@ -30,7 +30,6 @@ from torch import Tensor, nn
 
 from .._backend.small_layers import Packing, Parts
 from .coordinates import Coordinates
-from .prototypes import Prototypes
 
 __all__ = ["CLASS_UNIT", "SHARE", "Residual"]
 
@@ -90,13 +89,8 @@ class Residual(Packing):
         return coordinates
 
     def _parts(self) -> dict[int, Parts]:
-        return {
-            index: part
-            for index, coordinates in enumerate(self.coordinates)
-            if index > 0
-            and isinstance(coordinates, Prototypes)
-            and (part := coordinates.parts) is not None
-        }
+        parts = {index: self.at(index).parts for index in range(1, len(self.coordinates))}
+        return {index: part for index, part in parts.items() if part is not None}
 
     @property
     def exponents(self) -> Tensor:

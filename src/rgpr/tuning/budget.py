@@ -9,7 +9,7 @@ import torch
 
 from ..answers.examples import Parameters
 from ..metrics import ece, nll
-from .objectives import Objective, PerExample
+from .objectives import Objective
 from .optimize import Optimum
 from .options import Options
 from .search import Found, Trial, optimum, value
@@ -34,9 +34,14 @@ def search_within_budget(
         now: The present parameters.
         options: The budget and the largest weight.
     """
-    assert isinstance(objective, PerExample)
     [(metric, increase)] = options.budgets.items()
     validation, measure = objective.validation, _METRICS[metric]
+    if validation is None:
+        raise ValueError(
+            f"objective='{objective.name}' keeps no predictions of the validation examples, which "
+            f"max_{metric}_increase is about; leave the budget out, or make the objective a "
+            "rgpr.tuning.PerExample"
+        )
     base = replace(now, temperature=torch.ones_like(now.temperature)).without_residual()
     own = measure(validation.probabilities(base), validation.labels)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..answers.examples import Parameters
 from ..extension import Extension
 from ..metrics import accuracy, confidence, ece, nll
-from .objectives import Objective, PerExample
+from .objectives import Objective
 from .result import TuningResult
 from .search import Found
 from .space import INPUT_FLOOR
@@ -53,9 +53,9 @@ def _metrics(
     objective: Objective, before: Parameters, after: Parameters
 ) -> dict[str, tuple[float, float]]:
     """What the tuning did to predictions, as pairs of before and after."""
-    if not isinstance(objective, PerExample) or objective.likelihood != "classification":
-        return {}
     validation, outliers = objective.validation, objective.outliers
+    if validation is None or validation.labels.is_floating_point():
+        return {}
     target = validation.labels
     p, q = validation.probabilities(before), validation.probabilities(after)
     pairs = {

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ..._network.processes import active
-from ...answers.examples import Parameters
+from ...answers.examples import Examples, Parameters
 from ...extension import Extension
 from ..options import Options
 
@@ -57,6 +57,8 @@ class Objective(ABC):
         of_shards: Whether several processes may each read a part of the data.
         starts: How many of the best starts are climbed.
         data: What was read.
+        validation: The validation examples, if the objective keeps predictions of them.
+        outliers: The outliers, likewise.
     """
 
     name: ClassVar[str]
@@ -65,6 +67,8 @@ class Objective(ABC):
     of_shards: ClassVar[bool] = True
     starts: ClassVar[int] = 3
     data: Data
+    validation: Examples | None = None
+    outliers: Examples | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -22,8 +22,6 @@ class PerExample(Objective):
     """A subclass says what one example is worth, and if it takes outliers, what one of them is.
 
     Attributes:
-        validation: The validation examples.
-        outliers: The outliers; ``None`` for an objective without them.
         likelihood: ``"classification"`` or ``"regression"``.
     """
 
@@ -34,8 +32,7 @@ class PerExample(Objective):
         if options.link_approx == "mc":
             by_samples |= {"n_samples": options.n_samples, "generator": generator}
         wanted = Wanted("rgpr tune", options.progress, at_most=options.max_examples, **by_samples)
-        self.validation = collect(extension, loader, wanted)
-        self.outliers: Examples | None = None
+        self.validation: Examples = collect(extension, loader, wanted)
         if self.takes_outliers:
             ood = options.ood
             if ood is None:
