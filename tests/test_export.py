@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rgpr
 from networks import LeNet, blobs, convolutional, laplace_over_blobs, mlp
+from rgpr._backend.arithmetic import FASTER
 from rgpr.posteriors import MCDropout, Temperature
 from rgpr.saving import export
 
@@ -337,3 +338,34 @@ def test_numbers_beyond_float32_are_finite_in_a_graph(tmp_path: Path) -> None:
             np.testing.assert_allclose(found["mean"], mean.numpy(), rtol=1e-4)
             np.testing.assert_allclose(found["covariance"], covariance.numpy(), rtol=1e-4)
             np.testing.assert_allclose(found["score"], model.score(far).numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("residual", ["onset", "paper"])
+def test_generated_code_answers_in_the_dtype_of_the_input(residual: str) -> None:
+    """The compiler of torch must not lose the cast of the answer."""
+    x, _ = blobs()
+    model = rgpr.RGPR(mlp(), residual=residual).fit([x], progress=False)
+    with torch.no_grad():
+        expected = model(3 * x)
+        model.compile()
+        found = model(3 * x)
+    assert found.dtype == expected.dtype == x.dtype
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_sets_do_not_pack_layers_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets are of other scales than answers, but read by the same residual."""
+    model, (x, _) = calibrated(), blobs()
+    read: list[object] = []
+    measured = type(model.residual).packed
+    monkeypatch.setitem(FASTER, "cpu", {"pooled": torch.ones_like})  # so that packing is asked for
+
+    def packed(residual: object, x: Tensor) -> object:
+        read.append(residual)
+        return measured(residual, x)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(model.residual), "packed", packed)
+    with torch.no_grad():
+        model.predict_set(x)
+        model(x)
+    assert [residual is model.residual for residual in read] == [True, True]

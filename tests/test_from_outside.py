@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +17,9 @@ from torch import Tensor, nn
 import rgpr
 from networks import Task, mlp
 from rgpr._network.pickers import PICKERS
-from rgpr.answers.examples import Examples, Parameters
 from rgpr.posteriors import Gaussian, register_link
 from rgpr.posteriors.links import LINKS
-from rgpr.tuning import PerExample
+from rgpr.tuning import Data, Examples, Objective, Options, Parameters, PerExample
 from rgpr.tuning.objectives import OBJECTIVES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -130,6 +130,47 @@ def test_an_objective_is_tuned_by_its_name(digits: Task) -> None:
     assert (p - y).square().sum(1).mean() < (own - y).square().sum(1).mean() + 0.02
 
 
+def test_an_objective_of_any_form(digits: Task) -> None:
+    """Not a mean over examples: it reads what it likes, and says what it cannot do."""
+
+    class Nearest(Objective):
+        """The closer the scales are to a wish, the better."""
+
+        name = "nearest"
+        takes_temperature = False
+
+        def __init__(self, extension: Any, loader: Any, options: Options) -> None:
+            u = extension.read(digits.x).u
+            mean = torch.zeros(len(u), 10, dtype=torch.float64)
+            self.data = Data(u, mean, digits.y, (len(u), 0), (len(u), 0))
+
+        def parts(self, parameters: Parameters, weight: float) -> list[Tensor]:
+            return [-(parameters.sigma2.log() + 3).square().sum()]
+
+    model = rgpr.RGPR(digits.network, residual="paper").fit(digits.loader(), progress=False)
+    result = model.tune(digits.loader(), "nearest", progress=False)
+    torch.testing.assert_close(
+        model.sigma2.log(), torch.full_like(model.sigma2, -3), atol=1e-3, rtol=0
+    )
+    assert result.metrics == {}
+    with pytest.raises(ValueError, match="objective='nearest' does not depend on the temperature"):
+        model.tune(digits.loader(), "nearest", temperature=True, progress=False)
+    with pytest.raises(ValueError, match="objective='nearest' does not use them"):
+        model.tune(digits.loader(), "nearest", ood=[digits.x], progress=False)
+    Nearest.takes_outliers = True
+    with pytest.raises(ValueError, match="'nearest' keeps no predictions of the validation"):
+        model.tune(digits.loader(), "nearest", max_nll_increase=0.1, progress=False)
+
+    class Forgetful(Nearest):
+        name = "forgetful"
+
+        def __init__(self, extension: Any, loader: Any, options: Options) -> None:
+            pass
+
+    with pytest.raises(TypeError, match="objective='forgetful' did not set self.data"):
+        model.tune(digits.loader(), "forgetful", progress=False)
+
+
 # -- a layer picker ------------------------------------------------------------------------------
 
 
@@ -151,6 +192,12 @@ def test_a_layer_picker_is_chosen_by_its_name(tmp_path: Path) -> None:
         rgpr.RGPR(network, layers="wrong").fit([x], progress=False)
     rgpr.register_layer_picker("none", lambda network, x, keep_last: ["input"])
     assert rgpr.RGPR(network, layers="none").fit([x], progress=False).layers == ["input"]
+
+
+@pytest.mark.parametrize("name", ["auto", "input"])
+def test_names_that_pickers_cannot_have(name: str) -> None:
+    with pytest.raises(ValueError, match=f"layers='{name}' has a meaning already"):
+        rgpr.register_layer_picker(name, linear_layers)
 
 
 def linear_layers(network: nn.Module, x: Tensor, keep_last: bool) -> list[str]:

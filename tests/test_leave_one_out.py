@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import rgpr
+from networks import Task
 from rgpr.residual.collecting import Collector
 from rgpr.residual.recipes import Strategy
 
@@ -103,3 +105,45 @@ def test_one_huge_row_does_not_spoil_the_others() -> None:
         assert bool(u.isfinite().all())
         torch.testing.assert_close(u[1:], expected[1:], rtol=1e-5, atol=1e-9)
         assert float(u[0]) > 1e6 * float(u[1:].max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_units_that_one_row_alone_moved(dtype: torch.dtype) -> None:
+    """Rare pixels and words: what is left of their spread is rounding, and counts as none."""
+    generator = torch.Generator().manual_seed(0)
+    h = torch.randn(60, 40, generator=generator)
+    h[:, 20:] = 0
+    rows = torch.randint(0, 60, (20,), generator=generator)
+    h[rows, torch.arange(20, 40)] = torch.rand(20, generator=generator)
+    h, y = h.to(dtype), torch.arange(60) % 3
+    for coordinates in ("moments", "whitened", "prototypes"):
+        strategy = Strategy(coordinates, "pooled")
+        collector = collected(strategy, h, y, 3, 1.0)
+        own = y if collector.needs_classes else torch.zeros_like(y)
+        found, expected = collector.without_each()(h, own, None), anew(strategy, h, y, 3, 1.0)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("labels", [[0, 0], [0, 0, 1], [0, 0, 1, 1]])
+def test_hardly_any_data(labels: list[int], seed: int) -> None:
+    """Where nothing is left to measure by, scales are one, as they are for such data."""
+    h = torch.randn(len(labels), 5, generator=torch.Generator().manual_seed(seed))
+    y = torch.tensor(labels)
+    for coordinates in ("moments", "whitened", "prototypes"):
+        strategy = Strategy(coordinates, "pooled")
+        collector = collected(strategy, h, y, 2, 1.0)
+        without = collector.without_each()
+        own = y if collector.needs_classes else torch.zeros_like(y)
+        found, expected = without(h, own, None), anew(strategy, h, y, 2, 1.0)
+        counted = without.counted(own)
+        torch.testing.assert_close(found[counted], expected[counted], rtol=1e-2, atol=1e-6)
+
+
+def test_few_digits_keep_their_protection(digits: Task) -> None:
+    """A single rare pixel must not set where the variance sets in."""
+    for count in (60, 100, 150):
+        x, y = digits.x[:count], digits.y[:count]
+        model = rgpr.RGPR(digits.network).fit([(x, y)], progress=False)
+        with torch.no_grad():
+            assert model(100 * digits.x).amax(1).mean() < 0.2

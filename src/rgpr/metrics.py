@@ -62,8 +62,8 @@ def fpr95(in_scores: Tensor, out_scores: Tensor) -> float:
     which is the largest that lets 95 % of the data pass; outliers that tie with it pass too.
 
     Args:
-        in_scores: Of the data, ``(N,)``.
-        out_scores: Of the outliers, ``(M,)``.
+        in_scores: The scores of the data, ``(N,)``.
+        out_scores: The scores of the outliers, ``(M,)``.
 
     Raises:
         ValueError: Not vectors, empty, or with a NaN.
@@ -83,8 +83,8 @@ def auroc(in_scores: Tensor, out_scores: Tensor) -> float:
     Higher scores are more in-distribution.
 
     Args:
-        in_scores: Of the data, ``(N,)``.
-        out_scores: Of the outliers, ``(M,)``.
+        in_scores: The scores of the data, ``(N,)``.
+        out_scores: The scores of the outliers, ``(M,)``.
 
     Raises:
         ValueError: Not vectors, empty, or with a NaN.
@@ -106,8 +106,8 @@ def auprc(in_scores: Tensor, out_scores: Tensor) -> float:
     Higher scores are more in-distribution; more is better.
 
     Args:
-        in_scores: Of the data, ``(N,)``.
-        out_scores: Of the outliers, ``(M,)``.
+        in_scores: The scores of the data, ``(N,)``.
+        out_scores: The scores of the outliers, ``(M,)``.
 
     Raises:
         ValueError: Not vectors, empty, or with a NaN.

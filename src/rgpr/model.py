@@ -591,8 +591,8 @@ class RGPR(StableBuffers):
         if self.likelihood != "classification":
             raise ValueError("sets are of classes; this model is a regression: use model.interval")
         bound = self._bound(coverage)
-        extension = self._as_given()
-        log_p = probabilities.log_probabilities(extension, extension.read(x))
+        reading: Reading[Gaussian] = self._extension().read(x)
+        log_p = probabilities.log_probabilities(self._as_given(), reading)
         inside = conformal.class_scores(log_p) <= bound
         # The most probable one, and everything where there is no answer to rank by.
         return inside | (log_p == log_p.amax(1, keepdim=True)) | log_p.isnan()
@@ -611,9 +611,8 @@ class RGPR(StableBuffers):
         if self.likelihood != "regression":
             raise ValueError("intervals are of numbers; this model classifies: use predict_set")
         bound = self._bound(coverage)
-        extension = self._as_given()
-        reading: Reading[Gaussian] = extension.read(x)
-        deviation = probabilities.deviations(extension, reading)
+        reading: Reading[Gaussian] = self._extension().read(x)
+        deviation = probabilities.deviations(self._as_given(), reading)
         limit = deviation.isinf()
         width = torch.where(limit, torch.inf, bound * deviation)  # also where the bound is zero
         mean = reading.output.mean.double()
@@ -723,6 +722,6 @@ def check(model: RGPR, *, seed: int = 0) -> Check:
 
     Args:
         model: The model.
-        seed: Of the random directions in which it is measured far away.
+        seed: Seed of the random directions in which the model is measured far away.
     """
     return check_assumptions(model._extension(), seed)

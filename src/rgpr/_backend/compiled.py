@@ -124,7 +124,7 @@ class _Graphs:
     def key(self, x: Tensor) -> tuple[Any, ...]:
         """As torch.compile does: a graph for the first size of a batch, and one for all others."""
         kind = torch.is_grad_enabled(), few_rows(x)
-        first = all(key[:2] != kind for key in self.by_key)
+        first = all(key[:2] != kind for key in list(self.by_key))
         return (*kind, len(x)) if first or (*kind, len(x)) in self.by_key else (*kind, None)
 
     @property

@@ -129,7 +129,8 @@ def _unknown(pattern: str, names: Sequence[str]) -> str:
     shown = ", ".join(names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
     return (
         f"no layer '{pattern}' runs in this network{hint} Candidates: {shown or 'none'}. "
-        "A functional activation such as F.relu has no name: take the module before it"
+        "A functional activation such as F.relu has no name: take the module before it. Rules that "
+        f"pick layers: {', '.join(sorted(PICKERS))}"
     )
 
 

@@ -99,7 +99,7 @@ def quantile(scores: Tensor, coverage: float) -> Tensor:
     It leaves room for rounding.
 
     Args:
-        scores: Of the references, ``(n,)`` in ascending order.
+        scores: The scores of the references, ``(n,)`` in ascending order.
         coverage: Between 0 and 1.
     """
     rank = math.ceil(coverage * (len(scores) + 1) - 1e-9)

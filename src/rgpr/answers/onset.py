@@ -39,7 +39,7 @@ from ..extension import Extension
 from ..metrics import accuracy, ece
 from ..posteriors.gaussian import log_density
 from ..posteriors.links import log_softmax, probit_logits
-from ..residual.variance import Residual
+from ..residual.variance import AT_TWICE_THE_ONSET, Residual
 from .examples import Examples
 from .probabilities import flatness
 
@@ -53,8 +53,8 @@ _FOR_TEMPERATURE, _FOR_ONSET = 100, 1000
 _ONSETS = (0.95, 0.96, 0.97, 0.98, 0.99, 0.995, 0.999, 1.0)
 
 
-# The largest variance at twice the onset, in its unit, and the slopes that are tried below it.
-_KAPPA, _SLOPES = 6.0, 25
+# So many slopes are tried below the largest.
+_SLOPES = 25
 
 
 _TEMPERATURES = torch.logspace(0, 1.3, 66, dtype=torch.float64)
@@ -70,6 +70,7 @@ class Chosen:
 
 
 def of_target(table: Tensor, target: Tensor) -> Tensor:
+    """The entry of each row that belongs to its class, ``(N,)``."""
     return table.gather(1, target[:, None])[:, 0]
 
 
@@ -122,7 +123,7 @@ def _onset_and_slope(
     if len(R) >= _FOR_ONSET:
         for q in (min(kappa, onsets[0]), *onsets):
             least = _least_slope(q, kappa)
-            for c in _between(max(least, _KAPPA / q) if q > 0 else least, least):
+            for c in _between(max(least, AT_TWICE_THE_ONSET / q) if q > 0 else least, least):
                 if float(cost(c * (R - q).clamp_min(0)).mean()) <= budget:
                     return q, c
         return _beyond_all(R, kappa)
@@ -173,6 +174,8 @@ class _Losses:
 
 
 class _ClassLosses(_Losses):
+    """Of a classification, by the probit."""
+
     def __init__(self, examples: Examples, given: Residual) -> None:
         self._examples, self._given = examples, given
 

@@ -66,10 +66,13 @@ def answer(
     v = torch.where(limit, 0.0, v)
     if not classes:
         return _regression(gaussian, v, limit, diagonal)
-    logits = _logits(extension, gaussian, v, link).to(dtype)
+    logits = _logits(extension, gaussian, v, link)
     if logits.shape[1] == 1:
         logits = two_columns(logits)
-    probabilities = torch.softmax(logits, 1)
+    # The largest is subtracted before the cast and not by the softmax alone: the compiler of torch
+    # 2.15 loses a cast that stands between a product and a softmax. The result is the same.
+    logits = logits - logits.amax(1, keepdim=True)
+    probabilities = torch.softmax(logits.to(dtype), 1)
     return torch.where(limit[:, None], 1 / probabilities.shape[1], probabilities)
 
 

@@ -32,7 +32,7 @@ from ..posteriors import Posterior
 from ..posteriors.gaussian import Gaussian
 from ..residual.collecting import Collector
 from ..residual.recipes import ResidualRecipe
-from ..residual.variance import Residual
+from ..residual.variance import AT_TWICE_THE_ONSET, Residual
 
 __all__ = ["Fitted", "Plan", "fit"]
 
@@ -42,11 +42,8 @@ _UNTUNED_VARIANCE = 0.1
 _PAPER_PROBE = 256
 # Training inputs that are kept to set scales, and are run through the network once more.
 _PROBE = 512
-# The onset lies at this quantile of data like the training data, and at twice the strangeness of
-# the onset the variance is so many of its units. Chosen on other splits of the sets of the
-# experiment `small-data`: high and steep costs no more likelihood at the data than low and flat,
-# and protects better far away.
-_ONSET_QUANTILE, _KAPPA = 0.98, 6.0
+# The onset lies at this quantile of data like the training data.
+_ONSET_QUANTILE = 0.98
 # With so many examples for each coordinate, the training data are measured as other data are.
 _ENOUGH = 40
 # A typical size below this is rounding: the representation never varied.
@@ -237,7 +234,7 @@ class _Labels:
     Args:
         likelihood: A regression has one class.
         target: What the loader gave.
-        number: Of the batch.
+        number: The number of the batch, for errors.
     """
 
     def __init__(self, likelihood: str, target: Tensor | None, number: int) -> None:
@@ -357,7 +354,7 @@ def _set_onset(
         outputs, u = sample.outputs_and_u(residual)
     residual.typical = _typical(u)
     onset = residual.strangeness(u).quantile(_ONSET_QUANTILE)
-    slope = _KAPPA / onset if float(onset) > 0 else torch.ones_like(onset)
+    slope = AT_TWICE_THE_ONSET / onset if float(onset) > 0 else torch.ones_like(onset)
     scales = torch.where(residual.typical > 0, residual.typical, 1.0)
     residual.sigma2 = slope / scales
     assert residual.onset is not None

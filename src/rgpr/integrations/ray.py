@@ -115,8 +115,8 @@ def score(
         scale: What inputs are multiplied by, e.g. ``1 / 255`` for bytes.
         batch_size: Rows scored together.
         actors: How many, or the fewest and the most.
-        gpus: Of each actor.
-        cpus: Of each actor.
+        gpus: Number of GPUs that each actor reserves.
+        cpus: Number of CPUs that each actor reserves.
 
     Returns:
         A lazy dataset with ``prediction``, ``confidence`` and ``probabilities`` (regression:

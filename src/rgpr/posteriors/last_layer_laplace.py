@@ -168,7 +168,7 @@ class _KroneckerGaussian(Gaussian):
     """``V = Q_B diag((Q_A^T features)^2 @ spectrum) Q_B^T + bias_root bias_root^T``.
 
     Args:
-        mean: Of the outputs.
+        mean: The mean of the outputs.
         squares: Gives ``(Q_A^T features)^2 @ weights`` for weights ``(D, C)``.
         head: Whose they are.
     """

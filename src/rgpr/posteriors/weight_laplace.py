@@ -137,7 +137,7 @@ class _AllLayerLaplace(WeightPosterior):
             network: The trained network; it is not changed.
             train_loader: A ``DataLoader`` of ``(x, y)``.
             likelihood: ``"classification"`` or ``"regression"``.
-            prior_precision: Of the weights; chosen if left out.
+            prior_precision: The prior precision of the weights; chosen if left out.
             val_loader: Data to choose it by; the training data if left out, which makes for a
                 tight posterior.
             n_samples: Number of samples behind the moments.

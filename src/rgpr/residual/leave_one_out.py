@@ -36,6 +36,8 @@ __all__ = ["LeaveOneOut", "MomentsWithout", "PrototypesWithout"]
 
 # Numbers that are worked on at a time.
 _CHUNK = 1 << 22
+# A smaller part of a sum than this is what rounding left of a difference.
+_ROUNDING = 1e-10
 # Rounding never lets a share of the variance that is left fall below this.
 _LEAST = 1e-12
 
@@ -71,7 +73,7 @@ class MomentsWithout(LeaveOneOut):
     """For :class:`rgpr.residual.coordinates.Standardizer`.
 
     Args:
-        moments: Of all the data.
+        moments: The moments of all the data.
         r: Factor on the spread.
     """
 
@@ -82,8 +84,11 @@ class MomentsWithout(LeaveOneOut):
         moments, n = self._moments, self._moments.count
         deviation = h - moments.mean
         mean = moments.mean - deviation / (n - 1)
-        squares = (moments.squares - n / (n - 1) * deviation.square()).clamp_min(0)
-        std = (squares / (n - 1)).sqrt()
+        squares = moments.squares - n / (n - 1) * deviation.square()
+        # The sum has the rounding of deviations in the dtype of the data. What is left of it where
+        # only this example moved a unit is that rounding, and no spread.
+        rounding = 16 * moments.resolution * moments.squares
+        std = (torch.where(squares > rounding, squares, 0.0) / (n - 1)).sqrt()
         std = torch.where(std <= 4 * moments.resolution * mean.abs(), torch.nan, std)
         # A unit that only this example moved is measured in the scale of the others.
         layer = std.nanmedian(1, keepdim=True).values.nan_to_num(1.0)
@@ -106,10 +111,8 @@ class PrototypesWithout(LeaveOneOut):
         seen = self._counts > 0
         self._origin = means[seen].mean(0)
         self._diagonal = covariance.dim() == 1
-        if self._diagonal:
-            self._axes = torch.ones_like(covariance)
-            self._values = covariance
-        else:
+        self._values = covariance
+        if not self._diagonal:
             self._values, self._axes = torch.linalg.eigh(covariance)
             self._values = self._values.clamp_min(0)
         self._centers = self._turned(means)
@@ -129,7 +132,8 @@ class PrototypesWithout(LeaveOneOut):
         # An example that is alone in its class leaves the scatter as it is.
         away = torch.where(own > 1, own / (own - 1).clamp_min(1), 1.0)
         scatter = n * self._values
-        left = (scatter.sum() - away[:, 0] * d.square().sum(1)).clamp_min(0)
+        left = scatter.sum() - away[:, 0] * d.square().sum(1)
+        left = torch.where(left > _ROUNDING * scatter.sum(), left, 0.0)
         typical = (left / ((n - 1) * units))[:, None]
         typical = torch.where(typical > 0, typical, 1.0)
         g = self._keep * away / (n - 1)

@@ -19,7 +19,7 @@ class Strategy:
         offset: The quantile of each coordinate's size on the training data at which the features
             start; 1 for its maximum, ``None`` for the origin. The maximum of moments is exact;
             other quantiles are those of an even sample of rows, 64 MiB at most.
-        shrinkage: Of the covariance; see :class:`Prototypes`.
+        shrinkage: How far the covariance is shrunk; see :class:`Prototypes`.
     """
 
     coordinates: str = "moments"

@@ -6,8 +6,17 @@ chooses the weight of the outliers, and ``report`` says what came of it. ``run``
 order, for :meth:`rgpr.RGPR.tune`.
 """
 
-from .objectives import Objective, PerExample
+from ..answers.examples import Examples, Parameters
+from .objectives import Data, Objective, PerExample
 from .options import Options
 from .result import TuningResult
 
-__all__ = ["Objective", "Options", "PerExample", "TuningResult"]
+__all__ = [
+    "Data",
+    "Examples",
+    "Objective",
+    "Options",
+    "Parameters",
+    "PerExample",
+    "TuningResult",
+]

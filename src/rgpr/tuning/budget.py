@@ -93,7 +93,7 @@ def largest_weight(
             break
         too_large = weight
     else:
-        optimum, within = attempt(0.0)
+        optimum, _ = attempt(0.0)
         return 0.0, optimum, trials
     for _ in range(_BISECTIONS if too_large is not None else 0):
         assert too_large is not None

@@ -35,7 +35,7 @@ class Optimum:
 
     Attributes:
         z: Logarithms of the parameters.
-        value: Of the objective.
+        value: The value of the objective there.
         gradient: The largest entry of its gradient there.
         history: The best value so far, after each evaluation.
     """
@@ -61,7 +61,7 @@ def maximise(
     """The best parameters found.
 
     Args:
-        function: Of logarithms ``z``; gives parts whose sum is the value, each differentiated as
+        function: Takes logarithms ``z``; gives parts whose sum is the value, each differentiated as
             it comes, so that no more than one is in memory.
         starts: Where to look first; the result is never worse than any of them.
         bounds: The smallest and the largest ``z``.

@@ -11,7 +11,7 @@ from .._network.checks import one_of
 from ..answers.examples import Parameters
 from ..extension import Extension
 from .budget import search_within_budget
-from .objectives import OBJECTIVES
+from .objectives import OBJECTIVES, Data
 from .options import Options
 from .report import report
 from .result import TuningResult
@@ -36,6 +36,11 @@ def tune(
     kind = OBJECTIVES[one_of("objective", options.objective, tuple(OBJECTIVES))]
     kind.check(options)
     objective = kind(extension, val_loader, options)
+    if not isinstance(getattr(objective, "data", None), Data):
+        raise TypeError(
+            f"objective='{kind.name}' did not set self.data, a rgpr.tuning.Data of what it read; "
+            "the search takes its units from it"
+        )
     sigma2 = extension.residual.sigma2
     now = Parameters(sigma2, extension.temperature, sigma2.new_tensor(options.noise or 0.0))
     space, now = search_space(objective.data, now, extension.likelihood, options)

@@ -34,7 +34,7 @@ class Found:
         now: The parameters that the model had.
         space: Where was looked.
         optimum: Where the climb ended.
-        weight: Of the outliers, if there are any.
+        weight: The weight of the outliers, if there are any.
         trials: With a budget, the weights that were tried.
     """
 
@@ -55,7 +55,7 @@ def search(objective: Objective, space: Space, now: Parameters, weight: float) -
         objective: What is maximised.
         space: Where to look.
         now: The present parameters.
-        weight: Of the outliers, for an objective that takes them.
+        weight: The weight of the outliers, for an objective that takes them.
     """
     best = optimum(objective, space, now, weight)
     before, tuned = value(objective, now, weight), space.parameters(best.z)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from ..running import INPUT
+
 __all__ = ["PICKERS", "Picker", "register_layer_picker"]
 
 Picker = Callable[[nn.Module, Tensor, bool], list[str]]
@@ -22,5 +24,10 @@ def register_layer_picker(name: str, pick: Picker) -> None:
         pick: ``pick(network, x, keep_last)`` gives names of layers, as ``layers=[...]`` takes them.
             ``x`` is a batch of a few rows. With ``keep_last`` the network makes features, and its
             last stage may be picked too.
+
+    Raises:
+        ValueError: ``"auto"`` and ``"input"`` stand for something else already.
     """
+    if name == INPUT or (name == "auto" and name in PICKERS):
+        raise ValueError(f"layers={name!r} has a meaning already; choose another name")
     PICKERS[name] = pick

@@ -39,7 +39,7 @@ class BlightOtt(GPResidual):
         Args:
             train_loader: Yields ``(x, y)`` with targets ``(B,)`` or ``(B, C)``; read twice.
             likelihood: ``"regression"``.
-            degree: Of the polynomial, which has powers of each input and no products.
+            degree: The degree of the polynomial, which has powers of each input and no products.
             progress: Show a progress bar where there is a terminal.
             **options: As for :meth:`GPResidual.fit`.
 

@@ -94,12 +94,12 @@ class Objective(ABC):
             )
         if options.temperature and not cls.takes_temperature:
             raise ValueError(
-                "the marginal likelihood is of a Gaussian process, which has no temperature; use "
+                f"objective='{cls.name}' does not depend on the temperature; use "
                 "objective='likelihood' or 'ood', or wrap the base in rgpr.posteriors.Temperature"
             )
         if active() and not cls.of_shards:
             raise ValueError(
-                "the marginal likelihood needs all examples in one process; tune in one and share "
+                f"objective='{cls.name}' needs all examples in one process; tune in one and share "
                 "model.sigma2, or use objective='likelihood'"
             )
 
@@ -111,6 +111,6 @@ class Objective(ABC):
 
         Args:
             parameters: Scales, temperature and noise.
-            weight: Of the outliers; zero where there are none.
+            weight: The weight of the outliers; zero where there are none.
         """
         raise NotImplementedError
