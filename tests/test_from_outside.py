@@ -167,7 +167,7 @@ def test_an_objective_of_any_form(digits: Task) -> None:
         def __init__(self, extension: Any, loader: Any, options: Options) -> None:
             pass
 
-    with pytest.raises(TypeError, match="objective='forgetful' did not set self.data"):
+    with pytest.raises(TypeError, match=r"objective='forgetful' did not set self\.data"):
         model.tune(digits.loader(), "forgetful", progress=False)
 
 
