@@ -16,6 +16,7 @@ from rgpr import RGPR
 from rgpr.extension import fitting
 from rgpr.metrics import accuracy, nll
 from rgpr.posteriors.gaussian import DiagonalGaussian, Gaussian
+from rgpr.residual.variance import AT_TWICE_THE_ONSET
 
 both_residuals = pytest.mark.parametrize("residual", ["onset", "paper"])
 
@@ -157,7 +158,7 @@ def test_the_default_variance_of_a_regression_is_measured_in_its_outputs() -> No
         # Where what is compared with the onset is twice as large, it is so many of its units.
         u = model._extension().read(4 * x, scaled).u
         twice = 2 * model.residual.onset / model.residual.joint(u)[:, None]
-        expected = torch.full((300,), fitting._KAPPA, dtype=torch.float64)
+        expected = torch.full((300,), AT_TWICE_THE_ONSET, dtype=torch.float64)
         torch.testing.assert_close(model.residual(twice * u) / model.residual.unit, expected)
         added.append(model.variance(8 * x) / spread)
     assert (added[0] > 0).double().mean() > 0.9

@@ -432,7 +432,10 @@ def test_without_a_fit_nothing_is_tuned() -> None:
             "not both",
         ),
         ({"objective": "ood", "max_ece_increase": -0.1}, "not be negative"),
-        ({"objective": "marginal-likelihood", "temperature": True}, "no temperature"),
+        (
+            {"objective": "marginal-likelihood", "temperature": True},
+            "does not depend on the temperature",
+        ),
         ({"noise": 0.1}, "regression"),
         ({"max_examples": 0}, "max_examples = 0"),
         ({"link_approx": "mc", "n_samples": 0}, "n_samples = 0"),
