@@ -312,8 +312,8 @@ class RGPR(StableBuffers):
             given, val_loader, known, max_nll_increase=max_nll_increase, progress=progress
         )
         residual = self._fitted()
-        residual.onset, residual.slope = found.onset, found.slope
-        self._temperature = found.temperature
+        residual.onset, residual.slope = found.chosen.onset, found.chosen.slope
+        self._temperature = found.chosen.temperature
         self._references, self._label_scores = found.references, found.label_scores
         return report
 

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING
+
+from rgpr._discovery import import_files
 
 from .context import Context
 
@@ -87,8 +88,7 @@ def register(experiment: Experiment) -> Experiment:
 def all_experiments() -> dict[str, Experiment]:
     """Every registered experiment by name: the package's own, and those of imported modules."""
     package = import_module(".experiments", __package__)
-    for module in iter_modules(package.__path__):
-        import_module(f".{module.name}", package.__name__)
+    import_files(package.__name__, package.__path__)
     ordered = sorted(_REGISTERED.values(), key=lambda each: (each.place, each.name))
     return {experiment.name: experiment for experiment in ordered}
 

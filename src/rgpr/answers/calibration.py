@@ -89,16 +89,12 @@ class Calibrated:
     """What calibrating sets on a model.
 
     Attributes:
-        onset: Where the variance sets in; ``None`` for the paper's residual.
-        slope: The factor on the variance beyond it.
-        temperature: What logits are divided by.
+        chosen: Onset, slope and temperature.
         references: Scores of the held-out inputs, in ascending order.
         label_scores: Conformal scores of their labels, in ascending order; ``None`` without labels.
     """
 
-    onset: Tensor | None
-    slope: Tensor
-    temperature: Tensor
+    chosen: Chosen
     references: Tensor
     label_scores: Tensor | None
 
@@ -144,8 +140,7 @@ def calibrate(
     onset = _quiet(given, examples, chosen, notes)
     for note in notes:
         warnings.warn(note, stacklevel=5)  # through the decorators of RGPR.calibrate
-    found = Calibrated(chosen.onset, chosen.slope, chosen.temperature, references, label_scores)
-    return found, Calibration(
+    return Calibrated(chosen, references, label_scores), Calibration(
         examples=len(examples),
         seen=examples.seen,
         labelled=examples.target is not None,

@@ -47,22 +47,23 @@ __all__ = ["Chosen", "choose", "of_target"]
 
 # Labelled examples from which on their likelihood chooses a temperature, and onset and slope.
 _FOR_TEMPERATURE, _FOR_ONSET = 100, 1000
-
-
 # Quantiles of the held-out data that are tried as the onset, in this order.
 _ONSETS = (0.95, 0.96, 0.97, 0.98, 0.99, 0.995, 0.999, 1.0)
-
-
 # So many slopes are tried below the largest.
 _SLOPES = 25
-
-
+# Temperatures that are tried, as factors on the present one.
 _TEMPERATURES = torch.logspace(0, 1.3, 66, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Onset, slope and temperature."""
+    """Where and how the variance sets in, and the temperature.
+
+    Attributes:
+        onset: Where the variance sets in; ``None`` for the paper's residual.
+        slope: The factor on the variance beyond it.
+        temperature: The number that logits are divided by.
+    """
 
     onset: Tensor | None
     slope: Tensor

@@ -49,7 +49,7 @@ def answer(
         link: One of :data:`rgpr.posteriors.links.LINKS`, for classification.
         diagonal: For regression, give variances ``(B, C)`` instead of covariances.
     """
-    residual, u, dtype = extension.residual, reading.u, reading.dtype
+    u, dtype = reading.u, reading.dtype
     if torch.is_autocast_enabled(u.device.type):
         with full_precision(u):  # variances need their digits
             return answer(extension, reading, link, diagonal)
@@ -61,8 +61,7 @@ def answer(
         at_once = fused_probit(gaussian.mean, gaussian.variance, u, _scales(extension, dtype))
         if at_once is not None:
             return at_once
-    v = residual(known(u, dtype))
-    limit = at_limit(reading, v, finite_outputs(gaussian))
+    v, limit = _variance_and_limit(extension, reading, gaussian)
     v = torch.where(limit, 0.0, v)
     if not classes:
         return _regression(gaussian, v, limit, diagonal)
@@ -96,10 +95,8 @@ def log_probabilities(extension: Extension, reading: Reading[Gaussian]) -> Tenso
     Conformal ranks need more digits than :func:`answer` has.
     """
     gaussian = reading.output.with_mean(reading.output.mean.double())
-    v = extension.residual(known(reading.u, reading.dtype))
-    limit = at_limit(reading, v, finite_outputs(gaussian))
-    v = torch.where(limit, 0.0, v)
-    logits = _logits(extension, gaussian, v, "probit")
+    v, limit = _variance_and_limit(extension, reading, gaussian)
+    logits = _logits(extension, gaussian, torch.where(limit, 0.0, v), "probit")
     return log_softmax(torch.where(limit[:, None], 0.0, logits))
 
 
@@ -109,10 +106,8 @@ def deviations(extension: Extension, reading: Reading[Gaussian]) -> Tensor:
     Their squares are the base's variance, the residual's, and its unit: the last keeps them away
     from zero where a point estimate knows no variance at all.
     """
-    residual, gaussian = extension.residual, reading.output
-    v = residual(known(reading.u, reading.dtype))
-    limit = at_limit(reading, v, finite_outputs(gaussian))
-    total = gaussian.variance + (v + residual.unit)[:, None]
+    v, limit = _variance_and_limit(extension, reading, reading.output)
+    total = reading.output.variance + (v + extension.residual.unit)[:, None]
     return torch.where(limit[:, None], torch.inf, total).sqrt()
 
 
@@ -120,6 +115,14 @@ def variance(extension: Extension, reading: Reading[Any]) -> Tensor:
     """The residual's ``v``, ``(B,)`` in float64."""
     v: Tensor = extension.residual(known(reading.u, reading.dtype))
     return v
+
+
+def _variance_and_limit(
+    extension: Extension, reading: Reading[Any], gaussian: Gaussian
+) -> tuple[Tensor, Tensor]:
+    """The residual's ``v``, and the rows that these outputs give the limit to; both ``(B,)``."""
+    v = variance(extension, reading)
+    return v, at_limit(reading, v, finite_outputs(gaussian))
 
 
 def check_link(name: str, *, diagonal: bool = False) -> None:

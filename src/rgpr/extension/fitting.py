@@ -206,7 +206,8 @@ class _Pass:
                 if collector.needs_classes:
                     collector.update(h, y, classes)
         self.largest = max(self.largest, len(x))
-        for layer, h in zip(self.layers, found, strict=True):
+        # The input was looked at before.
+        for layer, h in zip(self.layers[1:], found[1:], strict=True):
             if not self._waits and not bool(h.isfinite().all()):
                 self._refuse(layer, f"batch {number}")
 
@@ -297,7 +298,6 @@ class _Sample:
         its class such a row would be.
         """
         without = [collector.without_each() for collector in collectors]
-
         outputs, y, found = self._run([c.rows_of for c in collectors])
         columns, counted = [], torch.ones_like(y, dtype=torch.bool)
         every: list[Any] = list(residual.coordinates)
