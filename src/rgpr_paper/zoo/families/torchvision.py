@@ -1,0 +1,105 @@
+"""Image classifiers of torchvision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from ..entry import Entry, register
+from ..samples import images
+
+
+def _add(name: str, size: int, *, small: bool = False, **options: Any) -> None:
+    """Register a model of torchvision by the name of the function that makes it."""
+    register(
+        Entry("torchvision", name, partial(_by_name, name, options), images(size), small=small)
+    )
+
+
+def _by_name(name: str, options: dict[str, Any], classes: int) -> nn.Module:
+    from torchvision import models
+
+    network: nn.Module = models.get_model(name, weights=None, num_classes=classes, **options)
+    return network
+
+
+_add("resnet18", 32, small=True)
+_add("resnet50", 32)
+_add("resnext50_32x4d", 32)
+_add("wide_resnet50_2", 32)
+_add("mobilenet_v2", 32)
+_add("mobilenet_v3_small", 32)
+_add("mobilenet_v3_large", 32)
+_add("efficientnet_b0", 32)
+_add("efficientnet_v2_s", 32)
+_add("regnet_y_400mf", 32)
+_add("regnet_x_400mf", 32)
+_add("shufflenet_v2_x0_5", 32)
+_add("squeezenet1_1", 32)
+_add("densenet121", 32, small=False)
+_add("googlenet", 32, aux_logits=False, init_weights=False)
+_add("inception_v3", 80, aux_logits=False, init_weights=False)
+_add("mnasnet0_5", 32)
+_add("convnext_tiny", 32)
+_add("swin_t", 32)
+_add("swin_v2_t", 32)
+
+
+def _narrow(name: str, classes: int) -> nn.Module:
+    """A network whose two hidden layers of 4096 units are one of 64, so that its file is small."""
+    network = _by_name(name, {}, classes)
+    first = next(part for part in network.classifier.modules() if isinstance(part, nn.Linear))
+    network.classifier = nn.Sequential(
+        nn.Linear(first.in_features, 64),
+        nn.ReLU(inplace=True),
+        nn.Dropout(),
+        nn.Linear(64, classes),
+    )
+    return network
+
+
+for _name, _size in {"vgg11": 32, "vgg11_bn": 32, "alexnet": 64}.items():
+    register(Entry("torchvision", _name, partial(_narrow, _name), images(_size)))
+
+
+def _own(name: str, size: int, build: Callable[[Any, int], nn.Module]) -> None:
+    """Register a class of torchvision with a small configuration of our own."""
+
+    def make(classes: int) -> nn.Module:
+        from torchvision import models
+
+        return build(models, classes)
+
+    register(Entry("torchvision", name, make, images(size)))
+
+
+_own(
+    "VisionTransformer",
+    32,
+    lambda models, classes: models.VisionTransformer(
+        image_size=32,
+        patch_size=8,
+        num_layers=4,
+        num_heads=3,
+        hidden_dim=48,
+        mlp_dim=96,
+        num_classes=classes,
+    ),
+)
+_own(
+    "MaxVit",
+    64,
+    lambda models, classes: models.MaxVit(
+        input_size=(64, 64),
+        stem_channels=16,
+        partition_size=4,
+        block_channels=[16, 32],
+        block_layers=[1, 1],
+        head_dim=8,
+        stochastic_depth_prob=0.0,
+        num_classes=classes,
+    ),
+)
