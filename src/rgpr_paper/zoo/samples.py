@@ -48,15 +48,28 @@ class Samples:
     shuffled: float = 0.9
 
 
-def images(size: int, channels: int = 3) -> Callable[[], Samples]:
-    """Digits upsampled to ``size`` x ``size`` pixels, the same in every channel."""
+def images(size: int, channels: int = 3, keyword: str = "") -> Callable[[], Samples]:
+    """Digits upsampled to ``size`` x ``size`` pixels, the same in every channel.
+
+    Args:
+        size: Height and width.
+        channels: Number of channels.
+        keyword: If it is given, batches are dicts with the images under this name.
+    """
 
     def shape(x: Tensor) -> Tensor:
         small = x.reshape(-1, 1, 8, 8)
         large = F.interpolate(small, size=(size, size), mode="bilinear", align_corners=False)
         return large.expand(-1, channels, -1, -1).contiguous()
 
-    return partial(_digits, f"digits, {channels} x {size} x {size}", shape)
+    def make() -> Samples:
+        found = _digits(f"digits, {channels} x {size} x {size}", shape)
+        if not keyword:
+            return found
+        train, test = (({keyword: x}, y) for x, y in (found.train, found.test))
+        return replace(found, about=f"{found.about}, as {keyword}", train=train, test=test)
+
+    return make
 
 
 def rows(time: int = 8) -> Callable[[], Samples]:

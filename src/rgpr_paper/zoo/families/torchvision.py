@@ -12,11 +12,20 @@ from ..entry import Entry, register
 from ..samples import images
 
 
-def _add(name: str, size: int, *, small: bool = False, **options: Any) -> None:
-    """Register a model of torchvision by the name of the function that makes it."""
-    register(
-        Entry("torchvision", name, partial(_by_name, name, options), images(size), small=small)
-    )
+def _add(
+    name: str, size: int, small: bool = False, excuses: dict[str, str] | None = None, **options: Any
+) -> None:
+    """Register a model of torchvision by the name of the function that makes it.
+
+    Args:
+        name: The name.
+        size: Height and width of the images.
+        small: See :class:`Entry`.
+        excuses: See :class:`Entry`.
+        **options: Options of that function.
+    """
+    build = partial(_by_name, name, options)
+    register(Entry("torchvision", name, build, images(size), excuses=excuses or {}, small=small))
 
 
 def _by_name(name: str, options: dict[str, Any], classes: int) -> nn.Module:
@@ -26,20 +35,16 @@ def _by_name(name: str, options: dict[str, Any], classes: int) -> nn.Module:
     return network
 
 
-_add("resnet18", 32, small=True)
+_add("resnet18", 32)
 _add("resnet50", 32)
-_add("resnext50_32x4d", 32)
-_add("wide_resnet50_2", 32)
 _add("mobilenet_v2", 32)
 _add("mobilenet_v3_small", 32)
 _add("mobilenet_v3_large", 32)
 _add("efficientnet_b0", 32)
-_add("efficientnet_v2_s", 32)
 _add("regnet_y_400mf", 32)
-_add("regnet_x_400mf", 32)
-_add("shufflenet_v2_x0_5", 32)
+_add("shufflenet_v2_x0_5", 32, small=True)
 _add("squeezenet1_1", 32)
-_add("densenet121", 32, small=False)
+_add("densenet121", 32)
 _add("googlenet", 32, aux_logits=False, init_weights=False)
 _add("inception_v3", 80, aux_logits=False, init_weights=False)
 _add("mnasnet0_5", 32)

@@ -12,19 +12,28 @@ from ..entry import Entry, register
 from ..samples import Samples, images, signals, tokens
 
 
-def _add(name: str, data: Callable[[], Samples], embed: str = "", **config: Any) -> None:
+def _add(
+    name: str,
+    data: Callable[[], Samples],
+    embed: str = "",
+    small: bool = False,
+    excuses: dict[str, str] | None = None,
+    **config: Any,
+) -> None:
     """Register ``NAMEForSequenceClassification`` or the like, with ``NAMEConfig``.
 
     Args:
         name: The class.
         data: The data that it is trained on.
         embed: For token ids, the name of the module that makes vectors of them.
+        small: See :class:`Entry`.
+        excuses: See :class:`Entry`.
         **config: Arguments of the configuration.
     """
     class_, _, task = name.rpartition("For")
     build = partial(_from_config, class_, task, config)
     options = {"input": embed} if embed else {}
-    register(Entry("transformers", name, build, data, options))
+    register(Entry("transformers", name, build, data, options, excuses=excuses or {}, small=small))
 
 
 def _from_config(class_: str, task: str, config: dict[str, Any], classes: int) -> nn.Module:
@@ -73,7 +82,13 @@ _add(
     depth_coefficient=0.5,
     hidden_dim=640,
 )
-_add("ViTForImageClassification", images(32), image_size=32, patch_size=8, **_HIDDEN)
+_add(
+    "ViTForImageClassification",
+    images(32, keyword="pixel_values"),
+    image_size=32,
+    patch_size=8,
+    **_HIDDEN,
+)
 _add("DeiTForImageClassification", images(32), image_size=32, patch_size=8, **_HIDDEN)
 _add("BeitForImageClassification", images(32), image_size=32, patch_size=8, **_HIDDEN)
 _add(
@@ -85,7 +100,7 @@ _add(
     num_hidden_layers=4,
     num_attention_heads=3,
 )
-_add("SwinForImageClassification", images(32), **_WINDOWS)
+_add("SwinForImageClassification", images(32), small=True, **_WINDOWS)
 _add("Swinv2ForImageClassification", images(32), **_WINDOWS)
 _add("PoolFormerForImageClassification", images(32), **_STAGES)
 _add(
@@ -125,7 +140,14 @@ _add(
     classifier_proj_size=32,
     **_HIDDEN,
 )
-_add("BertForSequenceClassification", tokens(), "bert.embeddings", vocab_size=18, **_HIDDEN)
+_add(
+    "BertForSequenceClassification",
+    tokens(),
+    "bert.embeddings",
+    small=True,
+    vocab_size=18,
+    **_HIDDEN,
+)
 _add("RobertaForSequenceClassification", tokens(), "roberta.embeddings", vocab_size=18, **_HIDDEN)
 _add(
     "ElectraForSequenceClassification",
@@ -163,6 +185,8 @@ _add(
     n_head=3,
     n_positions=32,
     pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=1,
 )
 _add(
     "LlamaForSequenceClassification",
