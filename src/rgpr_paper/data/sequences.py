@@ -88,8 +88,7 @@ def _waveforms(band: range, generator: torch.Generator) -> Tensor:
     """Coefficients ``a`` and ``b``, ``(C, W, 2 K)``, of waveforms with a mean square of one."""
     size = (CHANNELS, _WAVEFORMS, 2 * len(band))
     coefficients = torch.randn(size, generator=generator)
-    lengths = torch.linalg.vector_norm(coefficients, dim=2, keepdim=True)
-    return coefficients * math.sqrt(2) / lengths
+    return coefficients * (coefficients.square().sum(2, keepdim=True) / 2).rsqrt()
 
 
 def _drawn(chosen: Tensor, waveforms: Tensor, band: range, generator: torch.Generator) -> Tensor:

@@ -83,7 +83,7 @@ def convnext(classes: int = 10, *, scale: float = 1.0) -> nn.Module:
     nn.init.trunc_normal_(patches.weight, std=0.02)
     assert patches.bias is not None
     nn.init.zeros_(patches.bias)
-    network.features[0][0] = patches  # type: ignore[index]
+    network.get_submodule("features.0").register_module("0", patches)
     return network
 
 
