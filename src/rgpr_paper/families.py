@@ -101,6 +101,10 @@ FAMILIES = {
         partial(vit, scale=0.125, size=16),
         r"encoder\.layers\.encoder_layer_\d+",
         "heads.head",
+        extra={
+            "blocks, class token": {"encoder.layers.*": "first", "heads.head:input": None},
+            "blocks, mean over tokens": {"encoder.layers.*": "mean", "heads.head:input": None},
+        },
     ),
     "conv1d": Family(
         "Conv1d",
@@ -117,6 +121,10 @@ FAMILIES = {
         r"first|second",
         "head",
         "sequences",
+        extra={
+            "blocks, last step": {"first": "last", "second": "last", "head:input": None},
+            "blocks, mean over steps": {"first": "mean", "second": "mean", "head:input": None},
+        },
     ),
 }
 
