@@ -18,7 +18,10 @@ from ._backend.buffers import StableBuffers
 from ._backend.compiled import CompiledCall
 from ._network.checks import check_input, network_dtype_device, one_of
 from ._network.layers import LayerChoice, check_layers
+from ._network.representation import Representation, names_of
 from ._network.running import plain_module
+from ._network.table import LayerTable, table_of
+from ._network.trace import few, trace
 from .answers import conformal, probabilities
 from .answers.calibration import Calibration, calibrate
 from .answers.explanation import Explanation, explain
@@ -37,7 +40,7 @@ from .tuning.options import Options
 from .tuning.result import TuningResult
 from .tuning.run import tune
 
-__all__ = ["RGPR", "check", "load"]
+__all__ = ["RGPR", "check", "layers", "load"]
 
 # Tensors that a fit or a calibration makes: there or not, and of whatever size.
 _LEARNED = (
@@ -61,8 +64,11 @@ class RGPR(StableBuffers):
     Args:
         base: An ``nn.Module`` (a point estimate) that returns logits or regression outputs, a
             fitted laplace-torch object, or any :class:`rgpr.Posterior`.
-        layers: Which representations the residual reads beside the input: ``"auto"`` for the
-            hidden stages, names of modules, globs, or a function of (name, module) to bool.
+        layers: Which representations the residual reads beside the input: ``"auto"`` for up to
+            eleven hidden stages, names of modules, globs, or a function of (name, module) to bool.
+            A dict says how each is read: ``{"encoder.*": 1}`` names the axis of the channels,
+            ``"first"``, ``"last"`` or ``"mean"`` the position of a sequence, ``None`` leaves both
+            to the modules around it. :func:`rgpr.layers` shows what would be read.
         likelihood: ``"classification"`` or ``"regression"``; by default what ``base`` was
             fitted for, else classification.
         residual: ``"onset"`` (exactly zero at most data), ``"paper"`` or a
@@ -126,7 +132,7 @@ class RGPR(StableBuffers):
         self.nan = one_of("nan", nan, ("propagate", "raise"))
         self._choice = layers
         check_layers(self.posterior.network, layers)
-        self._layers: list[str] = []
+        self._layers: list[Representation] = []
         self._input_shape: torch.Size | None = None
         self.residual = None
         device = network_dtype_device(self.posterior.network)[1]
@@ -183,7 +189,7 @@ class RGPR(StableBuffers):
     def layers(self) -> list[str]:
         """Names of the representations, ``"input"`` first."""
         self._fitted()
-        return list(self._layers)
+        return names_of(self._layers)
 
     @property
     def sigma2(self) -> Tensor:
@@ -202,7 +208,7 @@ class RGPR(StableBuffers):
         if new.shape not in (torch.Size([]), residual.sigma2.shape):
             raise ValueError(
                 f"sigma2 has shape {tuple(new.shape)}; expected a number or one for each of the "
-                f"{len(self._layers)} layers {self._layers}"
+                f"{len(self._layers)} layers {self.layers}"
             )
         if not bool((new.isfinite() & (new >= 0)).all()):
             raise ValueError(f"sigma2 = {new.tolist()} must be finite and not negative")
@@ -680,7 +686,7 @@ class RGPR(StableBuffers):
         model_file.save(path, self._extension(), self.recipe, tensors)
 
     def extra_repr(self) -> str:
-        layers = self._layers or self._choice
+        layers = names_of(self._layers) or self._choice
         return f"likelihood={self.likelihood!r}, layers={layers!r}"
 
 
@@ -711,10 +717,36 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
         # A file may name these tensors alone, and none of the model's other attributes.
         for name in saved.learned.keys() & set(_LEARNED):
             setattr(model, name, saved.learned[name])
-        model._layers, model._input_shape = list(parts.layers), parts.input_shape
+        model._layers, model._input_shape = list(parts.representations), parts.input_shape
     network.load_state_dict(saved.weights)
     device = network_dtype_device(network)[1]
     return model if device is None else model.to(device)
+
+
+def layers(base: Any, example: Tensor, choice: LayerChoice = "auto") -> LayerTable:
+    """Every layer that runs in a network, which of them a model would read, and why; ``print`` it.
+
+    Nothing is fitted: the network runs on a few rows, in evaluation mode.
+
+    Args:
+        base: What :class:`RGPR` takes.
+        example: A batch of inputs, best of more than one row.
+        choice: What :class:`RGPR` would get as ``layers``.
+
+    Example:
+        >>> from torch import nn
+        >>> network = nn.Sequential(nn.Conv1d(3, 8, 5), nn.ReLU(), nn.Flatten(), nn.Linear(96, 2))
+        >>> print(layers(network, torch.randn(4, 3, 16)))
+           name     kind     shape       channels    why
+        *  input             (B, 3, 16)  axis 1: 3   always read: it carries the guarantee
+           0        Conv1d   (B, 8, 12)  axis 1: 8   between layers that are read
+        *  1        ReLU     (B, 8, 12)  axis 1: 8   read
+           2        Flatten  (B, 96)     axis 1: 96  between layers that are read
+        *  3:input  Linear   (B, 96)     axis 1: 96  read: what goes into it
+           3        Linear   (B, 2)      axis 1: 2   makes the outputs
+        * read: 3 of 6
+    """
+    return table_of(trace(as_posterior(base).network, few(example)), choice)
 
 
 def check(model: RGPR, *, seed: int = 0) -> Check:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._network.representation import Representation
 from ..extension import Extension
 from ..posteriors import Posterior
 from ..residual.coordinates import Coordinates
@@ -78,7 +79,8 @@ def save(
         "posterior": posterior.kind,
         "config": posterior.config(),
         "likelihood": extension.likelihood,
-        "layers": list(extension.layers),
+        "layers": extension.layers,
+        "axes": [[each.batch, each.channel, each.token] for each in extension.representations],
         "coordinates": [coordinates.config() for coordinates in every],
         "residual": dataclasses.asdict(recipe),
         "input_shape": list(extension.input_shape),
@@ -120,7 +122,7 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> Saved:
         extension = Extension(
             Posterior.kinds[kind].from_saved(network, config, own),
             residual,
-            about["layers"],
+            _representations(about),
             torch.Size(about["input_shape"]),
             about["likelihood"],
             tensors["temperature"],
@@ -129,6 +131,15 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> Saved:
     except KeyError as missing:
         raise ValueError(f"{path} is incomplete: it has no {missing}; save it again") from missing
     return Saved(extension, recipe, _part(tensors, "learned."), weights)
+
+
+def _representations(about: dict[str, Any]) -> list[Representation]:
+    """What is read of the network; files without axes mean the usual ones."""
+    if "axes" not in about:
+        raw = [config["of"] == "raw" for config in about["coordinates"]]
+        about = about | {"axes": [[0, 1 if each else None, None] for each in raw]}
+    pairs = zip(about["layers"], about["axes"], strict=True)
+    return [Representation(name, *axes) for name, axes in pairs]
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

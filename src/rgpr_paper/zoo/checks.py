@@ -137,6 +137,13 @@ def _count(subject: Subject) -> Found:
     return count, FEWEST <= count <= MOST
 
 
+@_check("table")
+def _table(subject: Subject) -> Found:
+    """`rgpr.layers` names the layers that are read before anything is fitted."""
+    table = rgpr.layers(subject.network, taken(subject.x, slice(4)))
+    return None, table.taken == subject.model.layers
+
+
 @_check("rows")
 def _rows(subject: Subject) -> Found:
     """Probabilities of held-out inputs, and of shuffled ones, sum to one."""
