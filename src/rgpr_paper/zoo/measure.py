@@ -21,7 +21,7 @@ from .samples import Samples
 
 __all__ = ["measure"]
 
-STEPS, BATCH = 10, 32
+STEPS, BATCH = 10, 16
 
 
 def measure(entry: Entry, but: Collection[str] = ()) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from .batches import Batch, taken
 
 __all__ = ["Samples", "images", "rows", "signals", "table", "tokens", "volumes"]
 
-_TRAIN, _TEST = 256, 60
+_TRAIN, _TEST = 192, 60
 
 
 @dataclass(frozen=True)
