@@ -40,7 +40,6 @@ class Side:
         channel: The axis of the channels once the batch is first; ``None`` until it is known.
         problem: Why it cannot be a representation; empty if it can.
         sample: Some of its entries.
-        ends: Of a sequence, what its first and its last position hold.
         alike: The sides, itself among them, that are known to have their channels on the same axis.
     """
 
@@ -49,7 +48,6 @@ class Side:
     channel: int | None = None
     problem: str = "it holds no tensor"
     sample: Tensor | None = None
-    ends: tuple[Tensor, ...] = ()
     alike: list[Side] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -137,7 +135,6 @@ class Trace:
         root: Its own run.
         every: All runs inside it, in the order in which they began.
         head: The linear layer whose output is the network's, as it was made.
-        tokens: For a length of a sequence, the one position that is read of it later.
     """
 
     network: nn.Module
@@ -145,7 +142,6 @@ class Trace:
     root: Call
     every: list[Call]
     head: Call | None = None
-    tokens: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._runs = Counter(call.module for call in self.every)
@@ -161,9 +157,7 @@ class Trace:
         side = call.given if goes_in else call.made
         name, dims = self.label(call, goes_in=goes_in), len(side.shape)
         channel = 1 if dims == 2 or side.axis in (1, 1 - dims) else side.axis
-        sequence = dims == 3 and side.axis == -1
-        token = self.tokens.get(side.arranged[1]) if sequence else None
-        return Representation(name, side.batch, channel, token)
+        return Representation(name, side.batch, channel)
 
 
 def linear_head(network: nn.Module, x: Tensor) -> str | None:
@@ -206,7 +200,6 @@ def trace(network: nn.Module, x: Tensor) -> Trace:
         rows = x[1:] if len(x) > 2 else torch.cat([x, x[:1]])
         again, tracer = _run(network, rows)
         seen, other = (seen, again) if tracer.ambiguous else (again, seen)
-        seen.tokens |= other.tokens
         for ours, theirs in zip(seen.every, other.every, strict=False):
             _settle(ours.given, theirs.given)
             _settle(ours.made, theirs.made)
@@ -223,13 +216,11 @@ def _run(network: nn.Module, x: Tensor) -> tuple[Trace, _Tracer]:
             output = _logits(network(x.clone()))  # it may change its input in place
         finally:
             tracer.detach()
-    seen = Trace(network, x, tracer.outside.calls[0], tracer.every[1:], None, tracer.tokens)
-    if output is not None:
-        tracer.reads(output)
-        for call, made, changes in tracer.linear:
-            # The very memory, which no operation in place has changed since.
-            if _is_same(output, made) and _changes(made) == changes:
-                seen.head = call
+    seen = Trace(network, x, tracer.outside.calls[0], tracer.every[1:])
+    for call, made, changes in tracer.linear:
+        # The very memory, which no operation in place has changed since.
+        if output is not None and _is_same(output, made) and _changes(made) == changes:
+            seen.head = call
     return seen, tracer
 
 
@@ -261,7 +252,6 @@ class _Tracer:
         outside: A call that stands for whoever runs the network.
         every: All calls.
         linear: Calls of linear layers, with what they made and how often that had been changed.
-        tokens: For a length of a sequence, the one position that is read of it.
         ambiguous: Whether an axis beside the batch was as long as it.
     """
 
@@ -280,7 +270,6 @@ class _Tracer:
         self.every: list[Call] = []
         self._stack = [self.outside]
         self.linear: list[tuple[Call, Tensor, int]] = []
-        self.tokens: dict[int, int] = {}
         self.ambiguous = False
         # What a tensor was seen as first, while it lives.
         self._sides: Any = WeakTensorKeyDictionary()
@@ -312,19 +301,9 @@ class _Tracer:
         call = self._stack.pop()
         call.made = self._side(output, call.name, "its output")
         if not call.calls:
-            self._leaf(call, args[0] if args else None)
+            _leaf(call)
         if not call.made.problem and _is_linear(module):
             self.linear.append((call, output, _changes(output)))
-
-    def _leaf(self, call: Call, given: Any) -> None:
-        """Tell whoever shares a tensor with a layer on which axis that has its channels."""
-        for side in (call.given, call.made):
-            if not side.problem:
-                side.tell(says(call.module, side.arranged))
-        if call.given.shape == call.made.shape:  # as that of an activation or of a dropout
-            call.made.join(call.given)
-        if has_weights(call.module) and isinstance(given, Tensor):
-            self.reads(given)
 
     def _side(self, value: Any, layer: str, what: str) -> Side:
         try:
@@ -336,21 +315,17 @@ class _Tracer:
         side = Side(h.shape, axes[0] if axes else 0, problem=_problem(h, what, self._rows))
         if not side.problem:
             self._sides.setdefault(h, side).join(side)
-            rows = h.movedim(side.batch, 0)
-            side.sample = _sampled(rows)
-            if h.dim() == 3 and rows.shape[1] > 1:
-                side.ends = (rows[:, 0].clone(), rows[:, -1].clone())
+            side.sample = _sampled(h.movedim(side.batch, 0))
         return side
 
-    def reads(self, features: Tensor) -> None:
-        """Notice if these are one position of a sequence that was made before."""
-        if features.dim() != 2:
-            return
-        for call in reversed(self.every):
-            for position, end in zip((0, -1), call.made.ends, strict=False):
-                if end.shape == features.shape and torch.equal(end, features):
-                    self.tokens.setdefault(call.made.arranged[1], position)
-                    return
+
+def _leaf(call: Call) -> None:
+    """Tell whoever shares a tensor with a layer on which axis that has its channels."""
+    for side in (call.given, call.made):
+        if not side.problem:
+            side.tell(says(call.module, side.arranged))
+    if call.given.shape == call.made.shape:  # as that of an activation or of a dropout
+        call.made.join(call.given)
 
 
 def _is_linear(module: nn.Module) -> bool:
