@@ -258,19 +258,29 @@ class Tokens(nn.Module):
         return self.head(self.read(self.norm(h)))
 
 
-@pytest.mark.parametrize(
-    ("read", "token"),
-    [(lambda h: h[:, 0], 0), (lambda h: h[:, -1], -1), (lambda h: h.mean(1), None)],
-    ids=["first", "last", "mean"],
-)
-def test_positions_are_read_as_the_head_reads_them(read: Any, token: int | None) -> None:
-    network, x = Tokens(read), torch.randn(20, 7, 4)
-    chosen = choose_layers(network, "auto", x)
-    assert chosen[-1].name == "head:input"
-    assert {each.token for each in chosen[1:-1]} == {token}
-    forced = choose_layers(network, {"blocks.*": "mean"}, x)
-    assert [each.name for each in forced] == ["input", "blocks.0", "blocks.1", "blocks.2"]
-    assert {each.token for each in forced} == {None}
+READS = {
+    "first": (lambda h: h[:, 0], 0),
+    "last": (lambda h: h[:, -1], -1),
+    "mean": (lambda h: h.mean(1), None),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_positions_of_sequences(name: str) -> None:
+    """The head's input is what the head reads; blocks are means unless the user says otherwise."""
+    read, token = READS[name]
+    network, x = Tokens(read).eval(), torch.randn(20, 7, 4)
+    assert [each.name for each in choose_layers(network, "auto", x)][-1] == "head:input"
+    forced = choose_layers(network, {"blocks.*": name, "head:input": None}, x)
+    assert [each.name for each in forced[1:]] == ["blocks.0", "blocks.1", "blocks.2", "head:input"]
+    assert {each.token for each in forced[1:-1]} == {token}
+    takes = [lambda h: h.flatten(2).mean(2) if h.dim() > 2 else h.clone()] * 5
+    with torch.no_grad(), capture(network, forced, takes, x) as found:
+        network(x)
+    # What the head reads is this position of the last block, after the normalisation.
+    rows = found[3] if name != "mean" else None
+    if rows is not None:
+        torch.testing.assert_close(network.norm(rows).detach(), found[4])
 
 
 @settings(max_examples=30, deadline=None)
@@ -397,7 +407,7 @@ def test_the_table_says_what_is_read_and_why() -> None:
     assert rows["input"].axis == 2
     assert rows["blocks.0"].shape == ("B", 7, 6)
     assert (rows["blocks.0"].axis, rows["blocks.0"].width) == (2, 6)
-    assert rows["blocks.0"].why == "read, its first position"
+    assert rows["blocks.0"].why == "read"
     assert rows["blocks.0.layers.1"].why == "inside 'blocks.0'"
     assert rows["head"].why == "makes the outputs"
     text = str(table)
@@ -405,8 +415,10 @@ def test_the_table_says_what_is_read_and_why() -> None:
     assert f"* read: {len(table.taken)} of {len(table.rows)}" in text
     assert [module.training for module in network.modules()] == before
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in network.modules())
-    by_hand = rgpr.layers(network, x, {"blocks.1": 1})
-    assert [(row.name, row.axis) for row in by_hand.rows if row.taken][1] == ("blocks.1", 1)
+    by_hand = rgpr.layers(network, x, {"blocks.1": 1, "blocks.2": "first"})
+    taken = [row for row in by_hand.rows if row.taken]
+    assert (taken[1].name, taken[1].axis) == ("blocks.1", 1)
+    assert taken[2].why == "read, its first position"
 
 
 def test_the_table_counts_axes_of_the_tensor_as_it_is() -> None:

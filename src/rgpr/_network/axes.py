@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-__all__ = ["batch_axes", "says", "usual"]
+__all__ = ["says", "usual"]
 
 # What modules call the number of their channels, and on which axis those are.
 _AXES = {
@@ -30,13 +30,11 @@ def says(module: nn.Module, shape: tuple[int, ...]) -> int | None:
 
     Args:
         module: The module.
-        shape: Shape of its output, or of its input, with the batch first.
+        shape: Shape of its output or of its input, the batch first, with three axes at least.
 
     Returns:
         1 or -1, or ``None`` if the module works on any axis, as an activation does.
     """
-    if len(shape) < 3:
-        return 1
     if type(module).__module__ == nn.modules.pooling.__name__:
         return 1
     for name, axis in _AXES.items():
@@ -63,8 +61,3 @@ _FORWARDS = {
 def usual(shape: tuple[int, ...]) -> int:
     """Where channels are if nothing is known: last in a sequence, second in an image."""
     return -1 if len(shape) == 3 else 1
-
-
-def batch_axes(shape: tuple[int, ...], rows: int) -> list[int]:
-    """The axes among the first two that may be the batch, of which the second needs three."""
-    return [axis for axis in (0, 1) if len(shape) > 1 + axis and shape[axis] == rows]

@@ -82,7 +82,7 @@ def choose_of(seen: Trace, choice: LayerChoice, *, keep_last: bool = False) -> l
     if _is_picker(seen.network, choice):
         choice = PICKERS[str(choice)](seen, keep_last)
     wanted = _by_function(seen, choice) if callable(choice) else _by_name(seen, choice)
-    chosen = [replace(seen.representation(seen.root, goes_in=True), name=INPUT, token=None)]
+    chosen = [replace(seen.representation(seen.root, goes_in=True), name=INPUT)]
     for call, goes_in in _events(seen.root):
         if (id(call), goes_in) in wanted:
             side = call.given if goes_in else call.made

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .axes import batch_axes, says, usual
+from .axes import says, usual
 from .representation import GOES_IN, INPUT, Representation
 from .running import evaluating, first_tensor
 
-__all__ = ["Call", "Side", "Trace", "few", "has_weights", "linear_head", "trace"]
+__all__ = ["Call", "Side", "Trace", "few", "linear_head", "trace"]
 
 
 # So many numbers of every tensor are kept while a network is looked at, to be compared.
@@ -40,8 +40,7 @@ class Side:
         channel: The axis of the channels once the batch is first; ``None`` until it is known.
         problem: Why it cannot be a representation; empty if it can.
         sample: Some of its entries.
-        ends: Of a sequence, what its first and its last position hold.
-        alike: The sides, itself among them, that are known to have their channels on the same axis.
+        alike: Sides that are known to have their channels on the same axis.
     """
 
     shape: tuple[int, ...] = ()
@@ -49,24 +48,21 @@ class Side:
     channel: int | None = None
     problem: str = "it holds no tensor"
     sample: Tensor | None = None
-    ends: tuple[Tensor, ...] = ()
     alike: list[Side] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.alike.append(self)
 
     def tell(self, channel: int | None) -> None:
         """Where the channels are, unless it is known; all sides alike hear it."""
-        for side in self.alike:
+        for side in (self, *self.alike):
             side.channel = channel if side.channel is None else side.channel
 
     def join(self, other: Side) -> None:
         """From now on the two have their channels on the same axis."""
-        if other.alike is not self.alike:
-            self.alike += other.alike
-            for side in other.alike:
-                side.alike = self.alike
-            self.tell(next((s.channel for s in self.alike if s.channel is not None), None))
+        if other is self or other in self.alike:
+            return
+        alike = list({id(s): s for s in (self, *self.alike, other, *other.alike)}.values())
+        for side in alike:
+            side.alike = alike
+        self.tell(next((s.channel for s in alike if s.channel is not None), None))
 
     @property
     def arranged(self) -> tuple[int, ...]:
@@ -77,6 +73,8 @@ class Side:
     @property
     def axis(self) -> int:
         """The axis of the channels, the usual one if nothing is known."""
+        if len(self.shape) == 2:
+            return 1
         return usual(self.shape) if self.channel is None else self.channel
 
     @property
@@ -112,6 +110,7 @@ class Call:
         given: The first tensor that it was given.
         made: What it made, or the first tensor of it.
         calls: The runs it made.
+        layers: How many layers with weights ran, itself or inside it.
     """
 
     name: str
@@ -121,10 +120,7 @@ class Call:
     made: Side = field(default_factory=Side)
     calls: list[Call] = field(default_factory=list)
 
-    @property
-    def layers(self) -> int:
-        """How many layers with weights ran, itself or inside it."""
-        return sum(c.layers for c in self.calls) if self.calls else int(has_weights(self.module))
+    layers: int = 0
 
 
 @dataclass
@@ -137,7 +133,6 @@ class Trace:
         root: Its own run.
         every: All runs inside it, in the order in which they began.
         head: The linear layer whose output is the network's, as it was made.
-        tokens: For a length of a sequence, the one position that is read of it later.
     """
 
     network: nn.Module
@@ -145,7 +140,6 @@ class Trace:
     root: Call
     every: list[Call]
     head: Call | None = None
-    tokens: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._runs = Counter(call.module for call in self.every)
@@ -161,9 +155,7 @@ class Trace:
         side = call.given if goes_in else call.made
         name, dims = self.label(call, goes_in=goes_in), len(side.shape)
         channel = 1 if dims == 2 or side.axis in (1, 1 - dims) else side.axis
-        sequence = dims == 3 and side.axis == -1
-        token = self.tokens.get(side.arranged[1]) if sequence else None
-        return Representation(name, side.batch, channel, token)
+        return Representation(name, side.batch, channel)
 
 
 def linear_head(network: nn.Module, x: Tensor) -> str | None:
@@ -177,7 +169,7 @@ def linear_head(network: nn.Module, x: Tensor) -> str | None:
     return None if head is None else head.name
 
 
-def has_weights(module: nn.Module) -> bool:
+def _has_weights(module: nn.Module) -> bool:
     """Whether it computes with weights of its own, quantised ones too; to normalise is not that."""
     if hasattr(module, "num_features") or hasattr(module, "normalized_shape"):
         return False
@@ -206,12 +198,12 @@ def trace(network: nn.Module, x: Tensor) -> Trace:
         rows = x[1:] if len(x) > 2 else torch.cat([x, x[:1]])
         again, tracer = _run(network, rows)
         seen, other = (seen, again) if tracer.ambiguous else (again, seen)
-        seen.tokens |= other.tokens
         for ours, theirs in zip(seen.every, other.every, strict=False):
             _settle(ours.given, theirs.given)
             _settle(ours.made, theirs.made)
     for call in seen.every:
-        call.made.channel = _channel_of(call)
+        if len(call.made.shape) > 2:
+            call.made.channel = _channel_of(call)
     return seen
 
 
@@ -223,13 +215,11 @@ def _run(network: nn.Module, x: Tensor) -> tuple[Trace, _Tracer]:
             output = _logits(network(x.clone()))  # it may change its input in place
         finally:
             tracer.detach()
-    seen = Trace(network, x, tracer.outside.calls[0], tracer.every[1:], None, tracer.tokens)
-    if output is not None:
-        tracer.reads(output)
-        for call, made, changes in tracer.linear:
-            # The very memory, which no operation in place has changed since.
-            if _is_same(output, made) and _changes(made) == changes:
-                seen.head = call
+    seen = Trace(network, x, tracer.outside.calls[0], tracer.every[1:])
+    for call, made, changes in tracer.linear:
+        # The very memory, which no operation in place has changed since.
+        if output is not None and _is_same(output, made) and _changes(made) == changes:
+            seen.head = call
     return seen, tracer
 
 
@@ -261,7 +251,6 @@ class _Tracer:
         outside: A call that stands for whoever runs the network.
         every: All calls.
         linear: Calls of linear layers, with what they made and how often that had been changed.
-        tokens: For a length of a sequence, the one position that is read of it.
         ambiguous: Whether an axis beside the batch was as long as it.
     """
 
@@ -280,7 +269,6 @@ class _Tracer:
         self.every: list[Call] = []
         self._stack = [self.outside]
         self.linear: list[tuple[Call, Tensor, int]] = []
-        self.tokens: dict[int, int] = {}
         self.ambiguous = False
         # What a tensor was seen as first, while it lives.
         self._sides: Any = WeakTensorKeyDictionary()
@@ -311,46 +299,39 @@ class _Tracer:
             return
         call = self._stack.pop()
         call.made = self._side(output, call.name, "its output")
+        call.layers = sum([inner.layers for inner in call.calls])
         if not call.calls:
-            self._leaf(call, args[0] if args else None)
+            _leaf(call)
         if not call.made.problem and _is_linear(module):
             self.linear.append((call, output, _changes(output)))
 
-    def _leaf(self, call: Call, given: Any) -> None:
-        """Tell whoever shares a tensor with a layer on which axis that has its channels."""
-        for side in (call.given, call.made):
-            if not side.problem:
-                side.tell(says(call.module, side.arranged))
-        if call.given.shape == call.made.shape:  # as that of an activation or of a dropout
-            call.made.join(call.given)
-        if has_weights(call.module) and isinstance(given, Tensor):
-            self.reads(given)
-
     def _side(self, value: Any, layer: str, what: str) -> Side:
         try:
-            h = first_tensor(value, layer)
+            h = value if isinstance(value, Tensor) else first_tensor(value, layer)
         except TypeError as error:
             return Side(problem=str(error))
-        axes = batch_axes(h.shape, self._rows)
+        h = h.dequantize() if h.is_quantized else h
+        # The axes among the first two that may be the batch, of which the second needs three.
+        axes = [a for a in (0, 1) if h.dim() > 1 + a and h.shape[a] == self._rows]
         self.ambiguous |= len(axes) > 1
-        side = Side(h.shape, axes[0] if axes else 0, problem=_problem(h, what, self._rows))
-        if not side.problem:
+        if not axes or not h.is_floating_point():
+            return Side(h.shape, problem=_problem(h, what, self._rows))
+        side = Side(h.shape, axes[0], problem="", sample=_sampled(h.movedim(axes[0], 0)))
+        if h.dim() > 2:
             self._sides.setdefault(h, side).join(side)
-            rows = h.movedim(side.batch, 0)
-            side.sample = _sampled(rows)
-            if h.dim() == 3 and rows.shape[1] > 1:
-                side.ends = (rows[:, 0].clone(), rows[:, -1].clone())
         return side
 
-    def reads(self, features: Tensor) -> None:
-        """Notice if these are one position of a sequence that was made before."""
-        if features.dim() != 2:
-            return
-        for call in reversed(self.every):
-            for position, end in zip((0, -1), call.made.ends, strict=False):
-                if end.shape == features.shape and torch.equal(end, features):
-                    self.tokens.setdefault(call.made.arranged[1], position)
-                    return
+
+def _leaf(call: Call) -> None:
+    """Notice what a layer is, and tell whoever shares a tensor with it where its channels are."""
+    for side in (call.given, call.made):
+        if len(side.shape) > 2 and not side.problem:
+            side.tell(says(call.module, side.arranged))
+    call.layers = int(_has_weights(call.module))
+    if (
+        len(call.made.shape) > 2 and call.given.shape == call.made.shape
+    ):  # as that of an activation or of a dropout
+        call.made.join(call.given)
 
 
 def _is_linear(module: nn.Module) -> bool:
@@ -371,15 +352,13 @@ def _changes(tensor: Tensor) -> int:
 
 
 def _problem(h: Tensor, what: str, rows: int) -> str:
-    """Why this tensor cannot be a representation of so many rows; empty if it can."""
+    """Why this tensor cannot be a representation of so many rows."""
     if not h.is_floating_point():
         return f"{what} is {h.dtype}, not real numbers"
-    if h.dim() < 2 or not batch_axes(h.shape, rows):
-        return (
-            f"{what} has shape {tuple(h.shape)} for a batch of {rows}; "
-            "expected (B, ...) with the batch first, or (T, B, C)"
-        )
-    return ""
+    return (
+        f"{what} has shape {tuple(h.shape)} for a batch of {rows}; "
+        "expected (B, ...) with the batch first, or (T, B, C)"
+    )
 
 
 def _sampled(h: Tensor) -> Tensor:

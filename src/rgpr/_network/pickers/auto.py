@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from ..representation import INPUT
-from ..trace import Call, Side, Trace, has_weights
+from ..trace import Call, Side, Trace
 from .base import register_layer_picker
 
 __all__ = ["auto"]
@@ -53,7 +53,7 @@ def auto(seen: Trace, keep_last: bool) -> list[str]:
 
 def _head(seen: Trace) -> Call | None:
     """The last layer with weights, which makes the outputs."""
-    layers = [call for call in seen.every if not call.calls and has_weights(call.module)]
+    layers = [call for call in seen.every if call.layers and not call.calls]
     return seen.head or (layers[-1] if layers else None)
 
 
@@ -70,7 +70,7 @@ def _spread(seen: Trace, stages: list[Call], most: int) -> list[Call]:
     depths, depth = {}, 0
     ends = {id(call) for call in stages}
     for call in _finished(seen.root):
-        depth += not call.calls and has_weights(call.module)
+        depth += 0 if call.calls else call.layers
         if id(call) in ends:
             depths[id(call)] = depth
     last = depths[id(stages[-1])]
