@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import rgpr
 
-from .batches import call, rows_of, taken
+from .batches import Batch, call, rows_of, taken
 from .checks import CHECKS, NotApplicable, Subject, state_of
 from .entry import Entry
 from .samples import Samples
@@ -99,8 +99,28 @@ def _trained(entry: Entry, samples: Samples) -> nn.Module:
         loss: Any = cross_entropy(call(network, taken(x, rows)), y[rows])
         loss.backward()
         optimizer.step()
+    _settle(network, x)
     network.eval()
     return network if entry.after is None else entry.after(network, samples)
+
+
+@torch.no_grad()
+def _settle(network: nn.Module, x: Batch) -> None:
+    """Give batch normalisations the statistics of the training data.
+
+    After a few steps their running means still are mostly what they started with, and the logits of
+    a deep network would be as large as 1e5 at the data.
+    """
+    norms = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the plain mean over all batches
+    if norms:
+        for start in range(0, rows_of(x), 64):
+            call(network, taken(x, slice(start, start + 64)))
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
 
 
 def _loader(samples: Samples) -> list[Any]:
