@@ -12,6 +12,7 @@ from torch import Tensor
 from .._backend.arithmetic import FASTER
 from .._network.checks import check_input
 from .._network.running import capture, evaluating
+from ..likelihoods import Likelihood
 from ..posteriors import Posterior
 from ..residual.variance import Residual
 
@@ -45,7 +46,7 @@ class Extension:
         residual: The residual.
         layers: Names of the representations, the input first.
         input_shape: Shape of one input.
-        likelihood: ``"classification"`` or ``"regression"``.
+        likelihood: What the outputs stand for.
         temperature: A number that logits are divided by.
         nan: What a row with a NaN gets: ``"propagate"`` or ``"raise"``.
     """
@@ -54,7 +55,7 @@ class Extension:
     residual: Residual
     layers: Sequence[str]
     input_shape: torch.Size
-    likelihood: str
+    likelihood: Likelihood
     temperature: Tensor
     nan: str = "propagate"
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..extension import Extension
+from ..likelihoods import likelihood_named
 from ..posteriors import Posterior
 from ..residual.coordinates import Coordinates
 from ..residual.recipes import ResidualRecipe, Strategy
@@ -77,7 +78,7 @@ def save(
     about = {
         "posterior": posterior.kind,
         "config": posterior.config(),
-        "likelihood": extension.likelihood,
+        "likelihood": extension.likelihood.name,
         "layers": list(extension.layers),
         "coordinates": [coordinates.config() for coordinates in every],
         "residual": dataclasses.asdict(recipe),
@@ -122,7 +123,7 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> Saved:
             residual,
             about["layers"],
             torch.Size(about["input_shape"]),
-            about["likelihood"],
+            likelihood_named(about["likelihood"]),
             tensors["temperature"],
             about["nan"],
         )
