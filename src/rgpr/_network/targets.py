@@ -21,8 +21,8 @@ def numbers(target: Any) -> Tensor:
     word = next((value for value in listed if isinstance(value, str | bytes)), None)
     if isinstance(target, str | bytes) or word is not None:
         raise TypeError(
-            f"a batch has targets that are words, such as {word or target!r}; give each class its "
-            "number, in the order of the network's outputs: names = sorted(set(labels)), y = "
+            f"a batch has targets that are words, such as {str(word or target)!r}; give each class "
+            "its number, in the order of the network's outputs: names = sorted(set(labels)), y = "
             "torch.tensor([names.index(label) for label in labels]). If they are no targets, "
             "yield the inputs alone"
         )
