@@ -386,9 +386,8 @@ def test_labels_or_predictions() -> None:
     alone, told = rgpr.RGPR(network).fit([x]), rgpr.RGPR(network).fit([(x, predicted)])
     assert torch.equal(alone.variance(3 * x), told.variance(3 * x))
     assert not torch.equal(alone.variance(3 * x), by_labels.variance(3 * x))
-    with pytest.warns(UserWarning, match=r"not classes .* from 3 to 3.*predictions"):
-        numbered = rgpr.RGPR(network).fit([(x, torch.full((90,), 3))])
-    assert torch.equal(numbered.variance(3 * x), alone.variance(3 * x))
+    with pytest.raises(ValueError, match=r"batch 0 has the label 3 .* 3 classes, 0 to 2"):
+        rgpr.RGPR(network).fit([(x, torch.full((90,), 3))])
     binary = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
     one = rgpr.RGPR(binary).fit([(x, y % 2)])
     assert len(one.residual.at(1).centers) == 2

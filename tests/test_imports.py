@@ -26,6 +26,7 @@ ORDER = [
     ("posteriors",),
     ("residual",),
     ("noise",),
+    ("likelihoods",),
     ("_network", "kernels", "metrics"),
     ("_backend", "_discovery", "_atomic"),
 ]

@@ -13,9 +13,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from networks import Task
 from rgpr import RGPR
-from rgpr.answers.probabilities import flatness, monte_carlo
+from rgpr.answers import probabilities
+from rgpr.answers.probabilities import flatness
+from rgpr.likelihoods.classification import Classification, softmax
 from rgpr.posteriors.gaussian import DenseGaussian, DiagonalGaussian, Gaussian
-from rgpr.posteriors.links import LINKS, bridge, probit, probit_logits, softmax
+from rgpr.posteriors.links import LINKS, bridge, probit, probit_logits
+
+
+def monte_carlo(samples: Tensor) -> Tensor:
+    """Class probabilities of samples, none of which are at the limit."""
+    limit = torch.zeros(samples.shape[1], dtype=torch.bool)
+    return probabilities.monte_carlo(Classification(), samples, limit)
 
 
 def twice_probit(gaussian: Gaussian, beyond: Tensor, temperature: float = 1.0) -> Tensor:

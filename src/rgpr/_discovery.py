@@ -1,7 +1,7 @@
 """Folders whose files register what they hold: importing the folder imports all of them.
 
-These are ``posteriors``, ``posteriors.links``, ``tuning.objectives``, ``_network.pickers``,
-``baselines.detectors`` and ``commands``.
+These are ``likelihoods``, ``posteriors``, ``posteriors.links``, ``tuning.objectives``,
+``_network.pickers``, ``baselines.detectors`` and ``commands``.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from .extension import Extension, Reading
 from .extension.fitting import Plan, fit
 from .guarantee.assumptions import Check, check_assumptions
 from .guarantee.certificate import Certificate, certify
+from .likelihoods import LabelLikelihood, likelihood_named
 from .posteriors import Posterior, as_posterior
 from .posteriors.gaussian import Gaussian
 from .residual.recipes import RESIDUALS, ResidualRecipe
@@ -69,8 +70,10 @@ class RGPR(StableBuffers):
             A dict says how each is read: ``{"encoder.*": 1}`` names the axis of the channels,
             ``"first"``, ``"last"`` or ``"mean"`` the position of a sequence, ``None`` leaves both
             to the modules around it. :func:`rgpr.layers` shows what would be read.
-        likelihood: ``"classification"`` or ``"regression"``; by default what ``base`` was
-            fitted for, else classification.
+        likelihood: What the outputs are: ``"classification"`` (logits of classes of which one is
+            right; one output is the logit of class 1 of two), ``"multilabel"`` (a logit for each
+            of several labels, which are independent of each other) or ``"regression"`` (numbers);
+            by default what ``base`` was fitted for, else classification.
         residual: ``"onset"`` (exactly zero at most data), ``"paper"`` or a
             :class:`rgpr.ResidualRecipe`: in which coordinates the distance from the data is
             measured, and how the representations become one variance.
@@ -119,15 +122,11 @@ class RGPR(StableBuffers):
         self.recipe = residual
         self.posterior = as_posterior(base)
         fitted_for = self.posterior.likelihood
-        self.likelihood = one_of(
-            "likelihood",
-            likelihood or fitted_for or "classification",
-            ("classification", "regression"),
-        )
+        self._likelihood = likelihood_named(likelihood or fitted_for or "classification")
         if fitted_for not in (None, self.likelihood):
             raise ValueError(
                 f"the base was fitted for {fitted_for}, so likelihood='{self.likelihood}' cannot "
-                f"be; pass likelihood='{fitted_for}' or leave it out"
+                f"be; pass likelihood='{fitted_for}' or leave it out, or wrap the network itself"
             )
         self.nan = one_of("nan", nan, ("propagate", "raise"))
         self._choice = layers
@@ -140,6 +139,11 @@ class RGPR(StableBuffers):
         self.register_buffer("_temperature", one)
         for name in _LEARNED:
             self.register_buffer(name, None)
+
+    @property
+    def likelihood(self) -> str:
+        """What the outputs are: ``"classification"``, ``"multilabel"`` or ``"regression"``."""
+        return self._likelihood.name
 
     # -- fitting ---------------------------------------------------------------------------------
 
@@ -158,8 +162,8 @@ class RGPR(StableBuffers):
 
         Args:
             train_loader: Yields ``(x, y)``, ``x`` or dicts; batches are moved to the network's
-                device. Labels are looked at by prototypes alone, which take the network's own
-                predictions where there are no class indices.
+                device. Targets must fit the likelihood. Prototypes are of classes, and take the
+                network's own predictions if there are no targets.
             r: Factor on the standard deviations: larger makes the residual flatter.
             progress: Show a progress bar where there is a terminal.
 
@@ -167,11 +171,13 @@ class RGPR(StableBuffers):
             The model itself.
 
         Raises:
-            TypeError: Inputs are not floating point, or not of the network's dtype.
-            ValueError: No batch, fewer than two inputs, inputs of differing shapes, or a value
-                that is not finite; the message names the batch.
+            TypeError: Inputs are not floating point, or not of the network's dtype, or targets
+                are no numbers.
+            ValueError: No batch, fewer than two inputs, inputs of differing shapes, a value that
+                is not finite, targets that do not fit the outputs, or a network that ends in a
+                softmax or a sigmoid; the message names the batch.
         """
-        plan = Plan(self.posterior, self._choice, self.recipe, self.likelihood, r)
+        plan = Plan(self.posterior, self._choice, self.recipe, self._likelihood, r)
         fitted = fit(plan, train_loader, progress)
         self._layers, self._input_shape = fitted.layers, fitted.shape
         self.residual = fitted.residual
@@ -246,7 +252,7 @@ class RGPR(StableBuffers):
             self.residual,
             self._layers,
             self._input_shape,
-            self.likelihood,
+            self._likelihood,
             self._temperature,
             self.nan,
         )
@@ -302,7 +308,7 @@ class RGPR(StableBuffers):
             val_loader: Yields ``(x, y)`` or ``x``, held out from training and exchangeable with
                 what is to be predicted.
             max_nll_increase: How much the mean negative log-likelihood of these data may rise
-                above the base's.
+                above the base's. Of several labels an example's is the sum over its labels.
             progress: Show a progress bar where there is a terminal.
 
         Returns:
@@ -447,15 +453,16 @@ class RGPR(StableBuffers):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Predict, in one pass through the network.
 
-        A row with an infinite entry gets the limit: the uniform distribution, or for regression
-        an infinite variance around a NaN. So does a row so far away that the network itself
-        overflows. A row with a NaN gets what ``nan`` says. No row touches another.
+        A row with an infinite entry gets the limit: the uniform distribution, for labels 1/2
+        each, or for regression an infinite variance around a NaN. So does a row so far away that
+        the network itself overflows. A row with a NaN gets what ``nan`` says. No row touches
+        another.
 
         Args:
             x: ``(B, ...)``, of the shape, dtype and device that the network takes.
-            link_approx: ``"probit"``, ``"mc"`` or ``"bridge"``; for classification.
-            n_samples: Number of samples for ``"mc"``. A multiple of the number of classes makes
-                the confidence far away exactly ``1 / C``.
+            link_approx: ``"probit"``, ``"mc"`` or, for classification alone, ``"bridge"``.
+            n_samples: Number of samples for ``"mc"``. A multiple of the number of classes (of two
+                for labels) makes the confidence far away exactly ``1 / C``.
             generator: Source of the samples for ``"mc"``.
             diagonal_output: For regression, return variances instead of covariances.
             pred_type: Only ``"glm"``, which laplace-torch's calls often name; to predict by
@@ -464,6 +471,7 @@ class RGPR(StableBuffers):
         Returns:
             Classification: probabilities ``(B, C)`` in the dtype of ``x``, two columns for a
             network with one output.
+            Multilabel: the probability of each label, ``(B, C)`` in the dtype of ``x``.
             Regression: the mean ``(B, C)`` and the covariance ``(B, C, C)``, or variances
             ``(B, C)``, of the noise-free function; variances are float64.
 
@@ -473,13 +481,13 @@ class RGPR(StableBuffers):
             ValueError: ``x`` has the wrong shape or device, or a NaN with ``nan="raise"``.
         """
         if link_approx != "probit":
-            probabilities.check_link(link_approx)
+            probabilities.check_link(link_approx, self._likelihood)
         if pred_type != "glm":
             one_of("pred_type", pred_type, ("glm",))
         extension = self._extension()
-        if self.likelihood == "classification" and link_approx == "mc":
+        if link_approx == "mc" and isinstance(self._likelihood, LabelLikelihood):
             drawn, limit = probabilities.draw(extension, x, n_samples, generator)
-            return probabilities.monte_carlo(drawn, limit).to(x.dtype)
+            return probabilities.monte_carlo(self._likelihood, drawn, limit).to(x.dtype)
         return probabilities.answer(extension, extension.read(x), link_approx, diagonal_output)
 
     def predictive_samples(
@@ -498,7 +506,7 @@ class RGPR(StableBuffers):
             x: ``(B, ...)``.
             n_samples: How many.
             generator: Source of the samples.
-            symmetric: For classification, spread the residual's noise evenly over the classes, as
+            symmetric: For labels, spread the residual's noise evenly over the alternatives, as
                 ``link_approx="mc"`` does: each sample has the same law, but they are not
                 independent of each other. ``False`` for samples that are.
         """
@@ -592,31 +600,40 @@ class RGPR(StableBuffers):
 
         Raises:
             RuntimeError: The model was not calibrated with labels.
-            ValueError: A regression, or a coverage that is no share.
+            ValueError: Not a classification, or a coverage that is no share.
         """
         if self.likelihood != "classification":
-            raise ValueError("sets are of classes; this model is a regression: use model.interval")
-        bound = self._bound(coverage)
+            raise ValueError(
+                "sets are of classes of which one is right; this model is for "
+                f"{self.likelihood}: use model.interval"
+            )
+        return self._set(x, self._bound(coverage))
+
+    def _set(self, x: Tensor, bound: Tensor) -> Tensor:
+        """The alternatives on the last axis that belong to sets, as booleans."""
         reading: Reading[Gaussian] = self._extension().read(x)
         log_p = probabilities.log_probabilities(self._as_given(), reading)
-        inside = conformal.class_scores(log_p) <= bound
-        # The most probable one, and everything where there is no answer to rank by.
-        return inside | (log_p == log_p.amax(1, keepdim=True)) | log_p.isnan()
+        return conformal.inside(log_p, bound)
 
     @torch.no_grad()
     def interval(self, x: Tensor, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
-        """Bounds that hold the target with this probability, each ``(B, C)`` in float64.
+        """Bounds that hold the target with this probability, each ``(B, C)``.
 
-        The promise is that of :meth:`predict_set`, for all outputs at once. The width is
-        proportional to the predictive standard deviation, so it grows away from the data.
+        The promise is that of :meth:`predict_set`, for all outputs at once. For regression the
+        bounds are float64, and their width is proportional to the predictive standard deviation,
+        so it grows away from the data. For several labels they are booleans: the lower are the
+        labels that are surely there, the upper those that may be; far away none and all.
 
         Raises:
             RuntimeError: The model was not calibrated with targets.
             ValueError: A classification, or a coverage that is no share.
         """
-        if self.likelihood != "regression":
+        if self.likelihood == "classification":
             raise ValueError("intervals are of numbers; this model classifies: use predict_set")
         bound = self._bound(coverage)
+        if isinstance(self._likelihood, LabelLikelihood):
+            without, there = self._set(x, bound).unbind(-1)
+            return ~without, there
         reading: Reading[Gaussian] = self._extension().read(x)
         deviation = probabilities.deviations(self._as_given(), reading)
         limit = deviation.isinf()
@@ -633,6 +650,9 @@ class RGPR(StableBuffers):
 
     def certify(self, eps: float = 0.05) -> Certificate:
         """A distance beyond which every input has a confidence of at most ``1 / C + eps``.
+
+        Of several labels each is there with a probability between ``1 / 2 - eps`` and
+        ``1 / 2 + eps`` beyond it.
 
         The promise is about the probit, for every direction. It is the smaller of two radii: one
         rests on a rigorous upper bound of the network's Lipschitz constant, the other on the
@@ -710,7 +730,11 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
         saved = model_file.load(path, network)
         parts = saved.extension
         model = RGPR(
-            parts.posterior, parts.layers, parts.likelihood, residual=saved.recipe, nan=parts.nan
+            parts.posterior,
+            parts.layers,
+            parts.likelihood.name,
+            residual=saved.recipe,
+            nan=parts.nan,
         )
         model.residual = parts.residual
         model.temperature = parts.temperature

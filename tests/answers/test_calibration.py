@@ -195,8 +195,8 @@ def test_data_that_promise_nothing(model: rgpr.RGPR, digits: Task) -> None:
 @pytest.mark.parametrize(
     ("y", "message"),
     [
-        (torch.full((50,), 10), "integers from 0 to 9"),
-        (torch.zeros(50), "integers from 0 to 9"),
+        (torch.full((50,), 10), "label 10 .* 10 classes, 0 to 9"),
+        (torch.full((50,), 0.5), "such as 0.5.*likelihood='regression'"),
         (torch.zeros(49, dtype=torch.long), r"targets of shape \(49,\) for 50 inputs"),
     ],
 )

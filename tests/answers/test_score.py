@@ -15,6 +15,7 @@ import rgpr
 from answers.test_probabilities import directions
 from networks import Task, blobs, mlp
 from rgpr.answers.score import weighed
+from rgpr.likelihoods import LIKELIHOODS
 from rgpr.metrics import auroc, confidence
 from rgpr.noise import permuted
 
@@ -31,8 +32,12 @@ def test_against_the_formula(seed: int, outputs: int, size: float) -> None:
         E = top + math.log(sum(math.exp(v - top) for v in logits)) - sum(logits) / len(logits)
         assert math.log(len(logits)) - 1e-12 <= E
         expected = 0.5 * math.log(float(r[row])) - math.log(E)
-        assert float(weighed(r, f, "classification")[row]) == pytest.approx(expected, rel=1e-9)
-        assert float(weighed(r, f, "regression")[row]) == pytest.approx(0.5 * math.log(r[row]))
+        assert float(weighed(r, f, LIKELIHOODS["classification"])[row]) == pytest.approx(
+            expected, rel=1e-9
+        )
+        assert float(weighed(r, f, LIKELIHOODS["regression"])[row]) == pytest.approx(
+            0.5 * math.log(r[row])
+        )
 
 
 def test_strangeness_by_hand(digits: Task) -> None:

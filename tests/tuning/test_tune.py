@@ -453,9 +453,10 @@ def test_options_that_do_not_fit(model: rgpr.RGPR, options: dict[str, Any], mess
 @pytest.mark.parametrize(
     ("y", "message"),
     [
-        (torch.full((9,), 10), "from 10 to 10.*0 to 9"),
-        (torch.zeros(9), r"float32.*integers"),
-        (torch.zeros(9, 10).long(), r"\(9, 10\).*class indices"),
+        (torch.full((9,), 10), "label 10 .*from 10 to 10.*0 to 9"),
+        (torch.full((9,), 0.5), "such as 0.5.*likelihood='regression'"),
+        (torch.zeros(9, 10).long(), "row 0 has 0 ones.*likelihood='multilabel'"),
+        (torch.zeros(9, 9).long(), r"\(9, 9\).*class indices"),
         (torch.zeros(8).long(), r"\(8,\) for 9 inputs"),
     ],
 )

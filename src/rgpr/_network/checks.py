@@ -1,9 +1,8 @@
-"""Inputs, targets and options that do not fit are refused with words."""
+"""Inputs and options that do not fit are refused with words."""
 
 from __future__ import annotations
 
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +10,7 @@ from torch import Tensor, nn
 __all__ = [
     "check_batch",
     "check_input",
-    "check_logits",
     "check_n_samples",
-    "check_target",
     "network_dtype_device",
     "not_finite",
     "one_of",
@@ -80,47 +77,6 @@ def not_finite(which: str) -> ValueError:
         f"{which} holds values that are not finite (NaN or inf), from which nothing can be "
         "learned. Remove these examples"
     )
-
-
-def check_logits(output: Any) -> None:
-    """Refuse a network that ends in a softmax: squashing twice would pass unnoticed."""
-    if isinstance(output, Tensor) and output.dim() == 2 and output.shape[1] > 1:
-        distributions = (output >= 0).all() & ((output.sum(1) - 1).abs() < 1e-4).all()
-        if bool(distributions):
-            raise ValueError(
-                "the network returns probabilities (each row sums to 1); the residual works on "
-                "logits. Leave out the final softmax"
-            )
-
-
-def check_target(target: Tensor, outputs: Tensor, likelihood: str, number: int) -> Tensor:
-    """Class indices ``(B,)`` or values ``(B, C)``, whatever harmless form they came in.
-
-    Raises:
-        ValueError: They do not fit the outputs; the message names the batch.
-    """
-    flat = target.reshape(len(target), -1)
-    columns = 1 if likelihood == "classification" else outputs.shape[-1]
-    if flat.shape != (len(outputs), columns):
-        wanted = "class indices (B,)" if likelihood == "classification" else f"(B, {columns})"
-        raise ValueError(
-            f"batch {number} has targets of shape {tuple(target.shape)} for {len(outputs)} inputs; "
-            f"expected {wanted}"
-        )
-    if likelihood == "regression":
-        if not bool(flat.isfinite().all()):
-            raise ValueError(f"batch {number} has targets that are not finite; remove them")
-        return flat.double()
-    classes = max(2, outputs.shape[-1])
-    if outputs.shape[-1] == 1 and flat.is_floating_point() and bool((flat == flat.long()).all()):
-        flat = flat.long()  # a binary cross-entropy takes its targets as 0.0 and 1.0
-    if flat.is_floating_point() or bool(((flat < 0) | (flat >= classes)).any()):
-        raise ValueError(
-            f"batch {number} has targets of {target.dtype} from {flat.min().item()} to "
-            f"{flat.max().item()}; expected integers from 0 to {classes - 1}, one for each class. "
-            "Convert such floats with y.long()"
-        )
-    return flat[:, 0].long()
 
 
 def check_n_samples(n_samples: int) -> None:

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from .processes import active
+from .targets import numbers
 
 __all__ = ["inputs", "inputs_and_targets", "labelled", "on_device"]
 
@@ -88,7 +89,9 @@ def inputs_and_targets(
             target = next((batch[key] for key in _TARGET_KEYS if key in batch), None)
         elif isinstance(batch, list | tuple) and len(batch) > 1:
             target = batch[1]
-        yield _input_of(batch), target if isinstance(target, Tensor) else None
+        if target is not None and not isinstance(target, Tensor):
+            target = numbers(target)
+        yield _input_of(batch), target
 
 
 def _input_of(batch: Any) -> Tensor:

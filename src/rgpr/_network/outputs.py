@@ -26,8 +26,19 @@ def outputs_of(output: Any, x: Tensor) -> Tensor:
     if outputs.dim() == 1 and outputs.shape[0] == x.shape[0]:
         outputs = outputs[:, None]
     if outputs.dim() != 2 or outputs.shape[0] != x.shape[0]:
+        dense = ""
+        if outputs.dim() > 2 and outputs.shape[0] == x.shape[0]:
+            pooled = (
+                "lambda f: f.mean(1)" if outputs.dim() == 3 else "lambda f: f.flatten(2).mean(2)"
+            )
+            dense = (
+                ". Outputs for every pixel or token are not answered one by one. The score of the "
+                "whole input is there: wrap the network in a module that returns their mean over "
+                f"positions ({pooled}), use likelihood='regression', and fit and calibrate with "
+                "inputs alone; then score, p_value and flag work"
+            )
         raise ValueError(
             f"the network returned shape {tuple(outputs.shape)} for {x.shape[0]} inputs; "
-            "expected (B, C), one vector of outputs per input"
+            f"expected (B, C), one vector of outputs per input{dense}"
         )
     return outputs

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from ..extension import Extension, Reading
+from ..likelihoods import LabelLikelihood
+from ..likelihoods.labels import of_target
 from ..posteriors.gaussian import DiagonalGaussian, Gaussian
 from . import conformal
 from .examples import Examples, Wanted, collect
-from .onset import Chosen, choose, of_target
+from .onset import Chosen, choose
 from .probabilities import deviations, log_probabilities
 from .score import weighed
 
@@ -38,9 +40,10 @@ class Calibration:
             for the paper's residual.
         slope: The factor on the variance beyond the onset, 1 if it stayed.
         nll: Mean negative log-likelihood of the held-out data: without residual and temperature,
-            as the fit left it, and now. ``None`` without labels.
-        ece: Likewise the calibration error, for classification.
-        accuracy: Share of examples that are classified correctly.
+            as the fit left it, and now; of several labels the sum of each example's. ``None``
+            without labels.
+        ece: Likewise the calibration error, for classes and labels.
+        accuracy: Share of examples that are classified correctly, or of labels.
         noise: Regression: variance of the observations around the base's mean.
         warnings: What to think about.
     """
@@ -157,9 +160,10 @@ def _label_scores(given: Extension, examples: Examples) -> Tensor:
     gaussian = DiagonalGaussian(examples.first, examples.second)
     # What was collected is float64, whatever dtype the inputs have.
     reading: Reading[Gaussian] = Reading(gaussian, examples.u, torch.float64)
-    if given.likelihood == "classification":
+    if isinstance(given.likelihood, LabelLikelihood):
         every = conformal.class_scores(log_probabilities(given, reading))
-        return of_target(every, examples.labels).sort().values
+        each = of_target(every, examples.labels)
+        return each.reshape(len(each), -1).amax(1).sort().values
     error = (examples.labels - examples.first).abs()
     return (error / deviations(given, reading)).amax(1).sort().values
 
@@ -201,11 +205,10 @@ def _notes(given: Extension, examples: Examples, fitted_on: tuple[Tensor, int] |
             f"{len(examples)} examples: no p-value is below 1/{len(examples) + 1}, so "
             f"flag(alpha=0.05) is refused; that takes {needed}"
         )
-    target = examples.target
-    classes = target if given.likelihood == "classification" else None
-    if classes is not None and len(classes) > 1 and bool((classes == classes[0]).all()):
+    target = examples.target if isinstance(given.likelihood, LabelLikelihood) else None
+    if target is not None and len(target) > 1 and bool((target == target[0]).all()):
         notes.append(
-            f"all labels are {int(classes[0])}: what is learned holds for inputs of that class "
-            "alone. Calibrate with all classes, as often as they will come"
+            f"all labels are {target[0].tolist()}: what is learned holds for such inputs alone. "
+            "Calibrate with all classes or labels, as often as they will come"
         )
     return notes

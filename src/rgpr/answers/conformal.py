@@ -17,6 +17,9 @@ by the fit, so every held-out example serves, and nothing has to be split off.
   here: :math:`1 - p_y` gives *empty* sets where all probabilities are 1/C, and the mass of more
   probable classes leaves some out there. This one is smallest, for every class, at the uniform
   distribution, so far away the set is every class. The most probable class is always in it.
+- **Bounds of labels**: each of several labels has two alternatives, there or not, and the score of
+  a row of labels is the largest over them of the score above. So all labels of an input lie within
+  their bounds at once. Far away every label may be there and none is sure to be.
 - **Intervals** by :math:`s(x, y) = |y - m(x)| / d(x)`, with :math:`d^2` the base's variance plus
   the residual's plus its unit. So they widen away from the data.
 """
@@ -33,6 +36,7 @@ __all__ = [
     "ROUNDING",
     "class_scores",
     "false_discoveries",
+    "inside",
     "p_values",
     "quantile",
     "references_for",
@@ -89,8 +93,20 @@ def false_discoveries(p: Tensor, rate: float) -> Tensor:
 
 
 def class_scores(log_probabilities: Tensor) -> Tensor:
-    """``s(x, y)`` for every class, ``(B, C)``, from log-probabilities in float64."""
-    return 2 * log_probabilities.amax(1, keepdim=True) - log_probabilities
+    """``s(x, y)`` for every class on the last axis, from log-probabilities in float64."""
+    return 2 * log_probabilities.amax(-1, keepdim=True) - log_probabilities
+
+
+def inside(log_probabilities: Tensor, bound: Tensor) -> Tensor:
+    """Which classes on the last axis belong to a set, as booleans of the same shape.
+
+    Args:
+        log_probabilities: In float64.
+        bound: The largest score of a class in the set.
+    """
+    most_probable = log_probabilities == log_probabilities.amax(-1, keepdim=True)
+    # Everything is in where there is no answer to rank by.
+    return (class_scores(log_probabilities) <= bound) | most_probable | log_probabilities.isnan()
 
 
 def quantile(scores: Tensor, coverage: float) -> Tensor:

@@ -15,13 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._network.checks import check_batch, check_target, network_dtype_device
+from .._network.checks import check_batch, network_dtype_device
 from .._network.loaders import inputs, inputs_and_targets, labelled, on_device
 from .._network.processes import together
 from .._network.reservoir import Reservoir, row_keys
 from ..extension import Extension
-from ..posteriors.gaussian import DiagonalGaussian, Gaussian, symmetric_normal
-from ..posteriors.links import LINKS, log_softmax
+from ..likelihoods import LIKELIHOODS, LabelLikelihood, Likelihood
+from ..posteriors.gaussian import DiagonalGaussian, Gaussian
+from ..posteriors.links import LINKS
+from .probabilities import symmetric_noise
 
 __all__ = ["Examples", "Parameters", "Wanted", "collect"]
 
@@ -61,10 +63,11 @@ class Examples:
         first: The base's mean ``(N, C)``, or for Monte Carlo its samples ``(N, S, C)``.
         second: Its variance ``(N, C)``, or for Monte Carlo the residual's noise ``(N, S, C)``:
             the same for every ``sigma2``, so objectives are smooth.
-        target: Class indices ``(N,)`` or values ``(N, C)``; ``None`` for outliers.
+        target: Class indices ``(N,)``, labels or values ``(N, C)``; ``None`` for outliers.
         seen: How many examples there were; ``N`` of them were kept.
         watched: How many of them had one of the keys that were watched for.
         link: What makes probabilities of moments.
+        likelihood: What the outputs stand for.
     """
 
     u: Tensor
@@ -74,6 +77,7 @@ class Examples:
     seen: int
     watched: int = 0
     link: str = "probit"
+    likelihood: Likelihood = LIKELIHOODS["classification"]
 
     def __len__(self) -> int:
         return len(self.u)
@@ -105,14 +109,19 @@ class Examples:
         return (self.u @ parameters.sigma2)[:, None]
 
     def log_probabilities(self, parameters: Parameters) -> Tensor:
-        """Predictive log-probabilities ``(N, C)``, by the link or the mean over samples."""
-        v = self.variance(parameters)
+        """Predictive log-probabilities, by the link or the mean over samples.
+
+        They are ``(N, C)`` for classes, and for several labels ``(N, C, 2)``: without and with.
+        """
+        v, likelihood = self.variance(parameters), self.likelihood
+        assert isinstance(likelihood, LabelLikelihood)
         if not self.sampled:
             gaussian = DiagonalGaussian(self.first, self.second)
-            return log_softmax(LINKS[self.link].logits(gaussian, v[:, 0], parameters.temperature))
+            logits = LINKS[self.link].logits(gaussian, v[:, 0], parameters.temperature)
+            return likelihood.log_probabilities(logits)
         # The root's slope at zero is infinite, and times a zero it would be NaN.
         logits = self.first + (v + 1e-30).sqrt()[:, None] * self.second
-        each = log_softmax(logits / parameters.temperature)
+        each = likelihood.log_probabilities(logits / parameters.temperature)
         return torch.logsumexp(each, 1) - math.log(each.shape[1])
 
     def probabilities(self, parameters: Parameters) -> Tensor:
@@ -179,7 +188,8 @@ def collect(extension: Extension, loader: Iterable[Any], wanted: Wanted) -> Exam
     u, first, second, *rest = everything.items
     watched = sum(watched for _, _, watched in shards)
     target = rest[0] if rest else None
-    return Examples(u, first, second, target, everything.seen, watched, wanted.link)
+    about = (everything.seen, watched, wanted.link, extension.likelihood)
+    return Examples(u, first, second, target, *about)
 
 
 class _Shard:
@@ -218,7 +228,7 @@ class _Shard:
             return gaussian.mean.double(), gaussian.variance.clamp(max=_LARGEST)
         generator = self._wanted.generator
         samples = posterior.sample(x, n_samples, generator)
-        noise = symmetric_normal(n_samples, (len(x), samples.shape[2]), samples, generator)
+        noise = symmetric_noise(self._extension.likelihood, samples, generator)
         return samples.transpose(0, 1).float(), noise.transpose(0, 1).float()
 
     def _rows(self, number: int, x: Tensor, target: Tensor | None) -> list[Tensor]:
@@ -235,7 +245,8 @@ class _Shard:
             second = torch.where(good[:, None], second, 0.0)
         rows = [torch.where(good[:, None], u.clamp(max=_LARGEST), torch.inf), first, second]
         if target is not None:
-            checked = check_target(target, first, self._extension.likelihood, number)
+            shape = (len(first), first.shape[-1])
+            checked = self._extension.likelihood.target(target, shape, number)
             rows.append(checked.to(first.device))
         return rows
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..extension import Extension, Reading
+from ..likelihoods import LabelLikelihood
 from ..posteriors.gaussian import Gaussian
 from .probabilities import answer, known
 from .score import score
@@ -27,7 +29,8 @@ class Explanation:
             data, ``(B, L)``. A unit that never varied at the data, such as a pixel that was always
             black, is measured in the scale of its layer, so its firing gives large numbers.
         score: ``model.score(x)``, ``(B,)``.
-        confidence: Largest probability of the prediction, ``(B,)``; regression has none.
+        confidence: Largest probability of the prediction, ``(B,)``, of several labels that of the
+            one it is surest about to be there or not; regression has none.
     """
 
     layers: Sequence[str]
@@ -74,8 +77,10 @@ class Explanation:
 def explain(extension: Extension, reading: Reading[Gaussian]) -> Explanation:
     """The explanation of a batch, from one pass over it."""
     residual, u = extension.residual, known(reading.u, reading.dtype)
-    answered = answer(extension, reading)
-    confidence = answered.amax(1).double() if isinstance(answered, Tensor) else None
+    answered: Any = answer(extension, reading)
+    confidence = None
+    if isinstance(extension.likelihood, LabelLikelihood):
+        confidence = extension.likelihood.confidence(answered).double()
     parts = residual.contributions(u)
     if residual.onset is not None:
         # The kernel is that of the sum times a(x) a(x'), so each layer has its part of the sum.

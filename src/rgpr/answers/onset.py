@@ -36,14 +36,15 @@ import torch
 from torch import Tensor
 
 from ..extension import Extension
-from ..metrics import accuracy, ece
-from ..posteriors.gaussian import log_density
-from ..posteriors.links import log_softmax, probit_logits
+from ..likelihoods import LabelLikelihood
+from ..likelihoods.labels import of_target
+from ..likelihoods.regression import log_density
+from ..posteriors.links import probit_logits
 from ..residual.variance import AT_TWICE_THE_ONSET, Residual
 from .examples import Examples
 from .probabilities import flatness
 
-__all__ = ["Chosen", "choose", "of_target"]
+__all__ = ["Chosen", "choose"]
 
 # Labelled examples from which on their likelihood chooses a temperature, and onset and slope.
 _FOR_TEMPERATURE, _FOR_ONSET = 100, 1000
@@ -70,19 +71,14 @@ class Chosen:
     temperature: Tensor
 
 
-def of_target(table: Tensor, target: Tensor) -> Tensor:
-    """The entry of each row that belongs to its class, ``(N,)``."""
-    return table.gather(1, target[:, None])[:, 0]
-
-
 def choose(
     extension: Extension, examples: Examples, budget: float
 ) -> tuple[Chosen, dict[str, Any]]:
     """Temperature, onset and slope, and how the likelihood fared."""
     given, temperature = extension.residual, extension.temperature
     losses: _Losses
-    if extension.likelihood == "classification":
-        losses = _ClassLosses(examples, given)
+    if isinstance(extension.likelihood, LabelLikelihood):
+        losses = _LabelLosses(examples, given, extension.likelihood)
     else:
         losses = _NumberLosses(examples, given)
     nothing = torch.zeros(len(examples), dtype=torch.float64, device=examples.u.device)
@@ -174,21 +170,23 @@ class _Losses:
         raise NotImplementedError
 
 
-class _ClassLosses(_Losses):
-    """Of a classification, by the probit."""
+class _LabelLosses(_Losses):
+    """Those of labels, by the probit; each is the sum over the labels of an example."""
 
-    def __init__(self, examples: Examples, given: Residual) -> None:
-        self._examples, self._given = examples, given
+    def __init__(self, examples: Examples, given: Residual, likelihood: LabelLikelihood) -> None:
+        self._examples, self._given, self._likelihood = examples, given, likelihood
 
     def _log_probabilities(self, beyond: Tensor, temperature: Tensor) -> Tensor:
         mean, variance = self._examples.first, self._examples.second
         if self._given.onset is None:  # the paper's residual adds to the base's variance
             variance = variance + (self._given.unit * beyond)[:, None]
             beyond = torch.zeros_like(beyond)
-        return log_softmax(probit_logits(mean, variance) * flatness(beyond) / temperature)
+        logits = probit_logits(mean, variance) * flatness(beyond) / temperature
+        return self._likelihood.log_probabilities(logits)
 
     def __call__(self, beyond: Tensor, temperature: Tensor) -> Tensor:
-        return -of_target(self._log_probabilities(beyond, temperature), self._examples.labels)
+        each = of_target(self._log_probabilities(beyond, temperature), self._examples.labels)
+        return -each.reshape(len(each), -1).sum(1)
 
     def temperature(self, now: Tensor, beyond: Tensor) -> Tensor:
         candidates = now * _TEMPERATURES.to(now.device)
@@ -199,10 +197,10 @@ class _ClassLosses(_Losses):
         return best if float(gain.mean()) > 2 * error else now
 
     def report(self, *states: tuple[Tensor, Tensor]) -> dict[str, Any]:
-        target = self._examples.labels
+        target, likelihood = self._examples.labels, self._likelihood
         p = [self._log_probabilities(*state).exp() for state in states]
-        errors = [ece(each, target) for each in p]
-        return {"ece": tuple(errors), "accuracy": accuracy(p[0], target)}
+        errors = [likelihood.ece(each, target) for each in p]
+        return {"ece": tuple(errors), "accuracy": likelihood.accuracy(p[0], target)}
 
 
 class _NumberLosses(_Losses):

@@ -4,8 +4,8 @@ Every function here takes an extension and a reading, changes neither, and gives
 after. Most of the code is about inputs so far away that numbers overflow. ``u`` is float64, and no
 float32 value overflows it, but the network may overflow on the way. Where the input itself is
 plainly far away, what overflowed counts as infinite, and the row gets the *limit*: the uniform
-distribution, an infinite variance, an infinite score. A network that gives NaN near its data is
-broken, and its NaN is shown, not covered.
+distribution (1/2 for each label), an infinite variance, an infinite score. A network that gives
+NaN near its data is broken, and its NaN is shown, not covered.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from .._backend.arithmetic import FASTER, ProbitScales, fused_probit
 from .._backend.precision import full_precision
 from .._network.checks import check_n_samples
 from ..extension import Extension, Reading
+from ..likelihoods import LabelLikelihood, Likelihood
+from ..likelihoods.classification import softmax, two_columns
 from ..posteriors.gaussian import Gaussian, standard_normal, symmetric_normal
-from ..posteriors.links import LINKS, log_softmax, softmax, two_columns
+from ..posteriors.links import LINKS
 from ..residual.variance import SHARE
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "flatness",
     "log_probabilities",
     "monte_carlo",
+    "symmetric_noise",
     "variance",
 ]
 
@@ -46,7 +49,7 @@ def answer(
     Args:
         extension: The base, its residual and the temperature.
         reading: The base's Gaussian and ``u``, from one pass.
-        link: One of :data:`rgpr.posteriors.links.LINKS`, for classification.
+        link: One of :data:`rgpr.posteriors.links.LINKS`, for probabilities.
         diagonal: For regression, give variances ``(B, C)`` instead of covariances.
     """
     u, dtype = reading.u, reading.dtype
@@ -56,23 +59,26 @@ def answer(
     gaussian = reading.output
     if gaussian.mean.dtype != dtype:
         gaussian = gaussian.with_mean(gaussian.mean.to(dtype))
-    classes = extension.likelihood == "classification"
-    if classes and link == "probit" and FASTER.get(u.device.type, True):
+    likelihood = extension.likelihood
+    # The kernel is that of a softmax.
+    if link == "probit" and not likelihood.independent and FASTER.get(u.device.type, True):
         at_once = fused_probit(gaussian.mean, gaussian.variance, u, _scales(extension, dtype))
         if at_once is not None:
             return at_once
     v, limit = _variance_and_limit(extension, reading, gaussian)
     v = torch.where(limit, 0.0, v)
-    if not classes:
+    if not isinstance(likelihood, LabelLikelihood):
         return _regression(gaussian, v, limit, diagonal)
-    logits = _logits(extension, gaussian, v, link)
+    # Equal logits are the limit: the uniform distribution, or 1/2 for each label.
+    logits = torch.where(limit[:, None], 0.0, _logits(extension, gaussian, v, link))
+    if likelihood.independent:
+        return torch.sigmoid(logits.to(dtype))
     if logits.shape[1] == 1:
         logits = two_columns(logits)
     # The largest is subtracted before the cast and not by the softmax alone: the compiler of torch
     # 2.15 loses a cast that stands between a product and a softmax. The result is the same.
     logits = logits - logits.amax(1, keepdim=True)
-    probabilities = torch.softmax(logits.to(dtype), 1)
-    return torch.where(limit[:, None], 1 / probabilities.shape[1], probabilities)
+    return torch.softmax(logits.to(dtype), 1)
 
 
 def _scales(extension: Extension, dtype: torch.dtype) -> ProbitScales:
@@ -90,14 +96,17 @@ def _scales(extension: Extension, dtype: torch.dtype) -> ProbitScales:
 
 
 def log_probabilities(extension: Extension, reading: Reading[Gaussian]) -> Tensor:
-    """By the probit, ``(B, C)`` in float64; the uniform distribution in rows at the limit.
+    """By the probit, in float64, as :class:`rgpr.likelihoods.LabelLikelihood` gives them.
 
-    Conformal ranks need more digits than :func:`answer` has.
+    Rows at the limit get the uniform distribution. Conformal ranks need more digits than
+    :func:`answer` has.
     """
+    likelihood = extension.likelihood
+    assert isinstance(likelihood, LabelLikelihood)
     gaussian = reading.output.with_mean(reading.output.mean.double())
     v, limit = _variance_and_limit(extension, reading, gaussian)
     logits = _logits(extension, gaussian, torch.where(limit, 0.0, v), "probit")
-    return log_softmax(torch.where(limit[:, None], 0.0, logits))
+    return likelihood.log_probabilities(torch.where(limit[:, None], 0.0, logits))
 
 
 def deviations(extension: Extension, reading: Reading[Gaussian]) -> Tensor:
@@ -125,12 +134,23 @@ def _variance_and_limit(
     return v, at_limit(reading, v, finite_outputs(gaussian))
 
 
-def check_link(name: str, *, diagonal: bool = False) -> None:
-    """Refuse a link that is not known, or not from variances alone where that is asked for.
+def check_link(name: str, likelihood: Likelihood, *, diagonal: bool = False) -> None:
+    """Refuse a link that is not known or not for this likelihood.
+
+    Args:
+        name: The link.
+        likelihood: What the outputs stand for.
+        diagonal: Whether it must do with variances alone.
 
     Raises:
         ValueError: The message names those that there are.
     """
+    labels = isinstance(likelihood, LabelLikelihood) and likelihood.independent
+    if labels and name in LINKS and LINKS[name].needs_covariance:
+        raise ValueError(
+            f"link_approx={name!r} is for classes of which one is right, and the labels of "
+            f"likelihood={likelihood.name!r} are independent; use 'probit' or 'mc'"
+        )
     names = [n for n, link in LINKS.items() if not (diagonal and link.needs_covariance)]
     if name not in (*names, "mc"):
         known_ones = ", ".join(map(repr, (*names, "mc")))
@@ -193,41 +213,54 @@ def draw(
         x: ``(B, ...)``.
         n_samples: How many samples are drawn.
         generator: Source of the samples.
-        symmetric: Spread the noise evenly over the classes of a classification.
+        symmetric: Spread the noise evenly over the alternatives that labels have.
     """
     check_n_samples(n_samples)
     posterior = extension.posterior
     reading: Reading[Tensor]
     reading = extension.read(x, lambda clean: posterior.sample(clean, n_samples, generator))
-    drawn, classes = reading.output, extension.likelihood == "classification"
+    drawn, labels = reading.output, isinstance(extension.likelihood, LabelLikelihood)
     v = variance(extension, reading)
     limit = at_limit(reading, v, (drawn.abs() < torch.inf).all(2).all(0))
     v = torch.where(limit, torch.inf, v)
-    if classes and symmetric:
-        noise = symmetric_normal(n_samples, (len(x), drawn.shape[2]), drawn, generator)
+    if labels and symmetric:
+        noise = symmetric_noise(extension.likelihood, drawn, generator)
     else:
         noise = standard_normal(tuple(drawn.shape), drawn, generator)
     # Zero times noise is exactly zero, so without variance these are the base's own samples.
     noise = v.sqrt()[:, None] * noise
     # The noise alone at the limit: infinity minus infinity would be NaN.
     drawn = torch.where(limit[:, None], 0.0, drawn) + noise
-    return drawn / extension.temperature if classes else drawn, limit
+    return drawn / extension.temperature if labels else drawn, limit
 
 
-def monte_carlo(drawn: Tensor, limit: Tensor | None = None) -> Tensor:
-    """The mean of the softmax over samples: the last line of the paper's Algorithm 1.
+def symmetric_noise(
+    likelihood: Likelihood, drawn: Tensor, generator: torch.Generator | None
+) -> Tensor:
+    """Standard normal noise for samples ``(S, B, C)`` that prefers no class, and no label or none.
+
+    Labels that are independent of each other are single outputs of their own.
+    """
+    samples, rows, outputs = drawn.shape
+    shape = (rows * outputs, 1) if likelihood.independent else (rows, outputs)
+    return symmetric_normal(samples, shape, drawn, generator).reshape(drawn.shape)
+
+
+def monte_carlo(likelihood: LabelLikelihood, drawn: Tensor, limit: Tensor) -> Tensor:
+    """The mean of probabilities over samples: the last line of the paper's Algorithm 1.
 
     Args:
+        likelihood: What the outputs stand for.
         drawn: Samples ``(S, B, C)`` of the logits, divided by the temperature.
-        limit: Rows that are at the limit, ``(B,)``, if there may be any.
+        limit: Rows that are at the limit, ``(B,)``.
 
     Returns:
-        ``(B, C)`` probabilities, uniform at the limit; ``(B, 2)`` for one output.
+        ``(B, C)`` probabilities in float64, uniform at the limit.
     """
-    if limit is None:
-        return softmax(drawn).mean(0)
-    probabilities = softmax(torch.where(limit[:, None], 0.0, drawn)).mean(0)
-    return torch.where(limit[:, None], 1 / probabilities.shape[1], probabilities)
+    finite = torch.where(limit[:, None], 0.0, drawn)
+    each = torch.sigmoid(finite) if likelihood.independent else softmax(finite)
+    # At the limit all samples say the same, and a mean would round it.
+    return torch.where(limit[:, None], each[0], each.mean(0))
 
 
 # -- rows at the limit ---------------------------------------------------------------------------

@@ -9,6 +9,17 @@ that its logarithm exists. Together they say how many standard deviations of the
 network's evidence is worth. One logit stands for the pair ``(0, f)``. A regression has no evidence
 to weigh, and its score is :math:`\tfrac12 \log r`.
 
+Of several labels that are independent of each other, each is a pair ``(0, f_i)`` with an evidence
+of its own, and :math:`E` is their mean:
+
+.. math:: E(x) = \frac1C \sum_i \Big( \log(1 + e^{f_i(x)}) - \tfrac12 f_i(x) \Big) \ge \log 2
+
+The evidence of all labels together is the sum, since independent evidence adds up. The mean is the
+sum up to a constant factor, by which the score moves by a constant and no rank changes; it makes
+one label score as one logit does, whatever the number of labels. It is not the mean of the
+scores: a label about which the network knows nothing, as it does of most labels of most inputs,
+would weigh as much as one about which it is sure.
+
 Away from the data :math:`r` grows like the cube of the distance and :math:`E` at most like the
 distance, so the score grows without bound, like half the logarithm of the distance.
 """
@@ -20,8 +31,8 @@ from torch import Tensor
 
 from .._backend.precision import full_precision
 from ..extension import Extension, Reading
+from ..likelihoods import Likelihood
 from ..posteriors.gaussian import Gaussian
-from ..posteriors.links import two_columns
 from .probabilities import at_limit, finite_outputs, known
 
 __all__ = ["score", "weighed"]
@@ -40,19 +51,14 @@ def score(extension: Extension, reading: Reading[Gaussian]) -> Tensor:
         return torch.where(limit, torch.inf, strange)
 
 
-def weighed(strangeness: Tensor, mean: Tensor, likelihood: str) -> Tensor:
+def weighed(strangeness: Tensor, mean: Tensor, likelihood: Likelihood) -> Tensor:
     """``S`` from its two parts, ``(B,)``.
 
     Args:
         strangeness: ``r``, ``(B,)`` in float64; infinite where the input is.
         mean: The base's mean outputs ``(B, C)``.
-        likelihood: ``"classification"`` or ``"regression"``.
+        likelihood: What the outputs stand for.
     """
     distance = strangeness.clamp_min(_LEAST).log() / 2
-    if likelihood == "regression":
-        return distance
-    logits = two_columns(mean.double())
-    # From the largest, so that a common part of all logits costs no digits.
-    logits = logits - logits.amax(1, keepdim=True)
-    evidence = torch.logsumexp(logits, 1) - logits.mean(1)
-    return distance - evidence.log()
+    evidence = likelihood.evidence(mean.double())
+    return distance if evidence is None else distance - evidence.log()

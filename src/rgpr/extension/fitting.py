@@ -7,7 +7,6 @@ measured by statistics that leave it out, see :mod:`rgpr.residual.leave_one_out`
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,13 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._network.checks import (
-    check_batch,
-    check_logits,
-    check_target,
-    network_dtype_device,
-    not_finite,
-)
+from .._network.checks import check_batch, network_dtype_device, not_finite
 from .._network.layers import LayerChoice
 from .._network.loaders import inputs_and_targets, on_device
 from .._network.outputs import outputs_of
@@ -29,6 +22,7 @@ from .._network.processes import active, together
 from .._network.representation import INPUT, Representation
 from .._network.reservoir import Reservoir
 from .._network.running import capture, evaluating
+from ..likelihoods import LabelLikelihood, Likelihood
 from ..posteriors import Posterior
 from ..posteriors.gaussian import Gaussian
 from ..residual.collecting import Collector
@@ -49,6 +43,8 @@ _ONSET_QUANTILE = 0.98
 _ENOUGH = 40
 # A typical size below this is rounding: the representation never varied.
 _LEAST = 1e-12
+# Rows for which a base is asked how many outputs it has, if its network does not say.
+_LOOKED_AT = 16
 # Batches between looks at their values on a GPU.
 _LOOK = 64
 
@@ -61,14 +57,14 @@ class Plan:
         posterior: The base.
         choice: Which representations are read.
         recipe: In which coordinates they are measured.
-        likelihood: ``"classification"`` or ``"regression"``.
+        likelihood: What the outputs stand for.
         r: Factor on the standard deviations.
     """
 
     posterior: Posterior
     choice: LayerChoice
     recipe: ResidualRecipe
-    likelihood: str
+    likelihood: Likelihood
     r: float = 1.0
 
     def choose(self, x: Tensor) -> list[Representation]:
@@ -153,7 +149,7 @@ class _Pass:
         self.collectors: list[Collector] = []
         self.shape = torch.Size()
         self.probe = Reservoir(_PROBE)
-        self.largest = self._unseen = 0
+        self.largest = self._unseen = self._outputs = self._classes = 0
 
     @classmethod
     def of_shards(cls, plan: Plan, shards: Sequence[dict[str, Any]]) -> _Pass:
@@ -179,10 +175,11 @@ class _Pass:
                 check_batch(number, x, network, self.shape or None, values=not self._waits)
                 if len(x) == 0:
                     continue
-                labels = _Labels(self._plan.likelihood, target, number)
-                self._take_in(number, x, labels)
+                classes = self._take_in(number, x, target)
+                if classes is None:
+                    classes = torch.full((len(batch),), -1)
                 # A loader's rows are looked at where they are, while a GPU is at work.
-                self.probe.add(batch, batch, labels.beside(batch))
+                self.probe.add(batch, batch, classes.to(batch.device))
                 if self._waits and number + 1 - self._unseen >= _LOOK:
                     self._check_sums(number)
         if self.collectors:
@@ -202,26 +199,59 @@ class _Pass:
             self.layers, self.shape = layers, shape
             self.collectors = self._plan.collectors(len(layers))
 
-    def _take_in(self, number: int, x: Tensor, labels: _Labels) -> None:
-        """Run the network on a batch, and add its representations to the statistics."""
+    def _take_in(self, number: int, x: Tensor, target: Tensor | None) -> Tensor | None:
+        """Run the network on a batch, and add its representations to the statistics.
+
+        Returns:
+            The classes of its rows, ``(B,)``, if the targets say them.
+        """
         posterior, first = self._plan.posterior, not self.layers
+        likelihood = self._plan.likelihood
         if first:
             self._start(self._plan.choose(x), x.shape[1:])
         takes = [collector.take for collector in self.collectors]
         with capture(posterior.network, self.layers, takes, x) as found:
             output = posterior.network(x.clone())  # it may change its input in place
-        if first and self._plan.likelihood == "classification":
-            check_logits(output)
+        if first:
+            self._outputs = self._checked_outputs(output, x)
+        if target is not None:
+            target = likelihood.target(target, (len(x), self._outputs), number)
+        if first:
+            self._classes = likelihood.classes(self._outputs)
+        classes = target if self._classes > 1 else None
         if any(collector.needs_classes for collector in self.collectors):
-            y, classes = labels.of(outputs_of(output, x))
+            y, count = self._classes_of(classes, output, x)
             for collector, h in zip(self.collectors, found, strict=True):
                 if collector.needs_classes:
-                    collector.update(h, y, classes)
+                    collector.update(h, y, count)
         self.largest = max(self.largest, len(x))
         # The input was looked at before.
         for layer, h in zip(self.layers[1:], found[1:], strict=True):
             if not self._waits and not bool(h.isfinite().all()):
                 self._refuse(layer.name, f"batch {number}")
+        return classes
+
+    def _classes_of(self, known: Tensor | None, output: Any, x: Tensor) -> tuple[Tensor, int]:
+        """The class of each row, its label or else the prediction, and the number of classes."""
+        if known is not None:
+            return known.to(x.device, non_blocking=True), self._classes
+        if self._classes == 1:
+            return torch.zeros(len(x), dtype=torch.long, device=x.device), 1
+        outputs, likelihood = outputs_of(output, x), self._plan.likelihood
+        return likelihood.predicted(outputs), likelihood.classes(outputs.shape[1])
+
+    def _checked_outputs(self, output: Any, x: Tensor) -> int:
+        """The number of the base's outputs, once they are known to be what they should be."""
+        posterior = self._plan.posterior
+        if posterior.mean_parts() is None:  # what its network returns may be features
+            x = x[:_LOOKED_AT]
+            with evaluating(posterior):
+                gaussian: Gaussian = posterior(x.clone())
+            outputs = gaussian.mean
+        else:
+            outputs = outputs_of(output, x)
+        self._plan.likelihood.check_outputs(outputs, posterior.network, x)
+        return outputs.shape[1]
 
     def _check_sums(self, last: int) -> None:
         """Refuse sums that became infinite or NaN since the last look."""
@@ -239,48 +269,6 @@ class _Pass:
             f"{which}: layer '{layer}' gives values that are not finite; the network overflows on "
             "its own training data"
         )
-
-
-class _Labels:
-    """The class of each row of a batch, given the outputs: its label, else the prediction.
-
-    Args:
-        likelihood: A regression has one class.
-        target: What the loader gave.
-        number: The number of the batch, for errors.
-    """
-
-    def __init__(self, likelihood: str, target: Tensor | None, number: int) -> None:
-        self._likelihood, self._target, self._number = likelihood, target, number
-        self._known: Tensor | None = None
-
-    def of(self, outputs: Tensor) -> tuple[Tensor, int]:
-        """The class of each row, and how many classes there are."""
-        if self._likelihood == "regression":
-            return torch.zeros(len(outputs), dtype=torch.long, device=outputs.device), 1
-        if self._target is not None and not self._target.is_floating_point():
-            try:
-                self._known = check_target(self._target, outputs, self._likelihood, self._number)
-            except ValueError as error:
-                warnings.warn(
-                    f"these targets are not classes ({error}); the network's own predictions are "
-                    "taken instead",
-                    stacklevel=10,
-                )
-        classes = max(2, outputs.shape[1])
-        if self._known is None:
-            return _predicted(outputs), classes
-        return self._known.to(outputs.device, non_blocking=True), classes
-
-    def beside(self, batch: Tensor) -> Tensor:
-        """The labels that were used, where the batch is; -1 for predictions."""
-        if self._known is None:
-            return torch.full((len(batch),), -1, device=batch.device)
-        return self._known.to(batch.device)
-
-
-def _predicted(outputs: Tensor) -> Tensor:
-    return outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()
 
 
 # -- scales --------------------------------------------------------------------------------------
@@ -324,20 +312,22 @@ class _Sample:
 
     def _run(self, takes: Sequence[Any]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Outputs, classes, and what was taken from each representation."""
-        posterior, regression = self.plan.posterior, self.plan.likelihood == "regression"
+        posterior, likelihood = self.plan.posterior, self.plan.likelihood
         parts = []
         with evaluating(posterior):
             for x in torch.split(self.x, self.batch):
                 with capture(posterior.network, self.layers, takes, x) as found:
-                    if regression:
+                    if not isinstance(likelihood, LabelLikelihood):
                         gaussian: Gaussian = posterior(x.clone())
                         outputs = gaussian.mean
                     else:
                         outputs = outputs_of(posterior.network(x.clone()), x)
                 parts.append((outputs, *found))
         outputs, *columns = (torch.cat(column) for column in zip(*parts, strict=True))
-        predicted = torch.zeros_like(self.y) if regression else _predicted(outputs)
-        return outputs.double(), torch.where(self.y < 0, predicted, self.y), columns
+        y = self.y
+        if bool((y < 0).any()):
+            y = torch.where(y < 0, likelihood.predicted(outputs), y)
+        return outputs.double(), y, columns
 
 
 def _set_paper_scales(residual: Residual, sample: _Sample) -> None:
@@ -350,7 +340,7 @@ def _set_paper_scales(residual: Residual, sample: _Sample) -> None:
     at_data = u.quantile(0.95, dim=0)
     each = variance / len(sample.layers)
     residual.sigma2 = torch.where(at_data > 0, each / at_data, each)
-    if sample.plan.likelihood == "regression":
+    if not isinstance(sample.plan.likelihood, LabelLikelihood):
         residual.unit = torch.full_like(residual.unit, variance)
 
 
@@ -371,8 +361,8 @@ def _set_onset(
     residual.sigma2 = slope / scales
     assert residual.onset is not None
     residual.onset = slope * onset
-    if sample.plan.likelihood == "regression":
-        variance = _UNTUNED_VARIANCE * _unit("regression", outputs)
+    if not isinstance(sample.plan.likelihood, LabelLikelihood):
+        variance = _UNTUNED_VARIANCE * _unit(sample.plan.likelihood, outputs)
         residual.unit = torch.full_like(residual.unit, variance)
 
 
@@ -383,8 +373,8 @@ def _typical(u: Tensor) -> Tensor:
     return torch.where(typical > _LEAST, typical, 0.0)
 
 
-def _unit(likelihood: str, outputs: Tensor) -> float:
-    """The variance of a regression's outputs, or one."""
-    if likelihood == "classification":
+def _unit(likelihood: Likelihood, outputs: Tensor) -> float:
+    """One for logits, else the variance of the outputs."""
+    if isinstance(likelihood, LabelLikelihood):
         return 1.0
     return float(outputs.var(0, correction=0).mean()) or 1.0

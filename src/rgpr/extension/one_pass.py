@@ -13,6 +13,7 @@ from .._backend.arithmetic import FASTER
 from .._network.checks import check_input
 from .._network.representation import Representation, names_of
 from .._network.running import capture, evaluating
+from ..likelihoods import Likelihood
 from ..posteriors import Posterior
 from ..residual.variance import Residual
 
@@ -46,7 +47,7 @@ class Extension:
         residual: The residual.
         representations: What is read of the network, the input first.
         input_shape: Shape of one input.
-        likelihood: ``"classification"`` or ``"regression"``.
+        likelihood: What the outputs stand for.
         temperature: A number that logits are divided by.
         nan: What a row with a NaN gets: ``"propagate"`` or ``"raise"``.
     """
@@ -55,7 +56,7 @@ class Extension:
     residual: Residual
     representations: Sequence[Representation]
     input_shape: torch.Size
-    likelihood: str
+    likelihood: Likelihood
     temperature: Tensor
     nan: str = "propagate"
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..extension import Extension
+from ..likelihoods import LabelLikelihood
 from ..posteriors.gaussian import Gaussian
 from .growth import growth
 from .inputs import at_distance, network_dtype
@@ -42,6 +43,7 @@ class Check:
         input_scale: ``sigma2`` of the input, which the theorem needs to be positive.
         holds: ``True`` if the limit is proved, ``None`` if only the measurements speak for it,
             ``False`` if they speak against it.
+        limit: What the confidence goes to then: ``"1/C"``, or ``"1/2"`` for labels.
     """
 
     piecewise_affine: bool | None
@@ -52,8 +54,10 @@ class Check:
     variance_growth: float
     input_scale: float
     holds: bool | None
+    limit: str = "1/C"
 
     def __str__(self) -> str:
+        limit = self.limit
         marks = {True: "yes", False: "no", None: "not known"}
         bound = self.obstacle if self.lipschitz is None else f"at most {self.lipschitz:.3g} per std"
         rows = [
@@ -67,11 +71,11 @@ class Check:
         width = max(len(name) for name, _ in rows)
         lines = [f"{name:{width}}  {value}" for name, value in rows]
         conclusions = {
-            True: "The confidence goes to 1/C in every direction; model.certify() says where.",
-            None: "The confidence goes to 1/C in the directions that were measured; there is no "
-            "proof for all of them.",
-            False: "Nothing makes the confidence go to 1/C: the outputs outgrow the residual, or "
-            "the input's sigma2 is zero.",
+            True: f"The confidence goes to {limit} in every direction; model.certify() says where.",
+            None: f"The confidence goes to {limit} in the directions that were measured; there is "
+            "no proof for all of them.",
+            False: f"Nothing makes the confidence go to {limit}: the outputs outgrow the residual, "
+            "or the input's sigma2 is zero.",
         }
         return "\n".join([*lines, conclusions[self.holds]])
 
@@ -89,7 +93,7 @@ def check_assumptions(model: Extension, seed: int) -> Check:
         ValueError: The model is a regression, which the theorem is not about.
     """
     residual = model.residual
-    if model.likelihood != "classification":
+    if not isinstance(model.likelihood, LabelLikelihood):
         raise ValueError("the theorem is about class probabilities; this model is a regression")
     scale = float(residual.sigma2[0])
     slope: float | None = None
@@ -104,7 +108,8 @@ def check_assumptions(model: Extension, seed: int) -> Check:
     holds: bool | None = True if slope is not None else None
     if scale == 0 or (slope is None and not added > 2 * mean + 0.05):
         holds = False
-    return Check(affine, slope, obstacle, mean, base, added, scale, holds)
+    limit = "1/2" if model.likelihood.independent else "1/C"
+    return Check(affine, slope, obstacle, mean, base, added, scale, holds, limit)
 
 
 def _exponents(model: Extension, seed: int) -> tuple[float, float, float]:

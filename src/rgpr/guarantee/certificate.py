@@ -1,9 +1,11 @@
 r"""The theorem as a number: a distance beyond which the confidence is provably low.
 
 If no two probit logits are further apart than ``D``, the confidence is at most
-:math:`1 / (1 + (C - 1) e^{-D})`. Two bounds of ``D`` fall with the distance :math:`\rho` of an
-input from the training mean (:mod:`rgpr.guarantee.bounds`), and each gives a radius from which on
-the confidence is at most :math:`1/C + \varepsilon`:
+:math:`1 / (1 + (C - 1) e^{-D})`. Of several labels each is a pair of logits
+``(0, f_i)`` with :math:`C = 2`, and ``D`` bounds the widest of these pairs. Two bounds of ``D``
+fall with the distance :math:`\rho` of an input from the training mean
+(:mod:`rgpr.guarantee.bounds`), and each gives a radius from which on the confidence is at most
+:math:`1/C + \varepsilon`:
 
 - **head**, from the weights of a linear head and the variance of its own input
   (:mod:`rgpr.guarantee.head`). It holds at every depth.
@@ -30,6 +32,7 @@ from torch import Tensor
 from .._atomic import replacing
 from ..answers.probabilities import answer
 from ..extension import Extension
+from ..likelihoods import LabelLikelihood
 from .bounds import FURTHEST, GapBound, LipschitzBound
 from .growth import growth
 from .head import head_bound
@@ -46,7 +49,7 @@ class Certificate:
     Attributes:
         radius: The distance in standardised units, the Euclidean length of ``(x - mean) / std``.
         eps: By how much the confidence may exceed ``1 / classes``.
-        classes: Number of classes.
+        classes: Number of classes; 2 for labels, each of which is there or not.
         entries: Number of entries of one input.
         by: Name of the bound that gives the radius, ``"head"`` or ``"lipschitz"``.
         radii: The radius of each bound that exists, by the bound's name.
@@ -108,13 +111,15 @@ class Certificate:
         from matplotlib.figure import Figure
 
         measured = []
+        likelihood = self.model.likelihood
+        assert isinstance(likelihood, LabelLikelihood)
         furthest = math.ceil(math.log10(max(1.0, self.radius)))
         distances = [10 ** (p / 4) for p in range(-2, 4 * furthest + 5)]
         with torch.no_grad():
             for distance in distances:
                 moved = at_distance(self.model, x, distance)
                 answered: Any = answer(self.model, self.model.read(moved))
-                measured.append(answered.amax(1).double())
+                measured.append(likelihood.confidence(answered).double())
         values = torch.stack(measured)
         figure = Figure(figsize=(6.4, 3.6), layout="constrained")
         axes = figure.subplots()
@@ -158,7 +163,7 @@ def certify(model: Extension, eps: float) -> Certificate:
         ValueError: There is nothing to certify, or no radius is near enough to be of use.
     """
     residual = model.residual
-    if model.likelihood != "classification":
+    if not isinstance(model.likelihood, LabelLikelihood):
         raise ValueError("a certificate is about class probabilities; this model is a regression")
     if not 0 < eps < 1:
         raise ValueError(f"eps = {eps} must lie between 0 and 1: what is allowed above 1/C")
@@ -185,7 +190,7 @@ def certify(model: Extension, eps: float) -> Certificate:
         except NotBoundedError as error:
             obstacles[name] = str(error)
             continue
-        classes = max(2, outputs)
+        classes = 2 if model.likelihood.independent else max(2, outputs)
         gap = _gap(1 / classes + eps - relative, classes)
         radii[name] = bounds[name].radius(gap)
     if not bounds:
@@ -234,8 +239,9 @@ def lipschitz_bound(model: Extension, *, quick: bool = False) -> tuple[Lipschitz
         NotBoundedError: Names the part of the network that has no bound.
     """
     found = growth(model, quick=quick)
-    # One logit f stands for the pair (0, f), whose gap is |f| itself.
-    spread = (1 if found.outputs == 1 else math.sqrt(2)) / float(model.temperature)
+    # One logit f stands for the pair (0, f), whose gap is |f| itself; so does that of a label.
+    pairs = found.outputs == 1 or model.likelihood.independent
+    spread = (1 if pairs else math.sqrt(2)) / float(model.temperature)
     spread *= 1 + 2 * rounding(model)
     bound = LipschitzBound(input_kernel(model), spread * found.slope, spread * found.start)
     return bound, found.outputs

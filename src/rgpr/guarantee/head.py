@@ -61,8 +61,11 @@ def head_bound(model: Extension) -> tuple[HeadBound, int]:
         )
     W = factor * head.weight.double()
     b = torch.zeros_like(W[:, 0]) if head.bias is None else factor * head.bias.double()
-    certain = model.posterior.is_certain
-    start, slope = _gaps(W, b, coordinates, certain=certain, relative=rounding(model))
+    # One output is the pair of logits 0 and f, and so is each of several labels.
+    pairs = "zero" if len(W) == 1 or model.likelihood.independent else "all"
+    if pairs == "all" and not model.posterior.is_certain:
+        pairs = "apart"
+    start, slope = _gaps(W, b, coordinates, pairs=pairs, relative=rounding(model))
     if coordinates.offset is not None:
         start += slope * float(coordinates.offset.double().square().mean().sqrt())
     heat = float(model.temperature)
@@ -151,7 +154,7 @@ def _probes(model: Extension) -> Tensor:
 
 
 def _gaps(
-    W: Tensor, b: Tensor, coordinates: Any, *, certain: bool, relative: float
+    W: Tensor, b: Tensor, coordinates: Any, *, pairs: str, relative: float
 ) -> tuple[float, float]:
     """Returns ``G_0`` and ``G_1``, which bound the gap at an anchor and its growth from there.
 
@@ -159,14 +162,15 @@ def _gaps(
         W: Weights of the head, ``(C, D)`` in float64.
         b: Bias of the head, ``(C,)``.
         coordinates: The coordinates in which the residual measures the head's input.
-        certain: Whether the base has no variances, so that common parts of two logits cancel.
+        pairs: Which pairs of logits are compared: each logit with ``"zero"``, or ``"all"`` with
+            each other; ``"apart"`` if the base has variances, so that common parts do not cancel.
         relative: Rounding of a logit, relative to its size.
     """
     at_anchors = coordinates.anchors() @ W.T + b
     spread = coordinates.spread_of(W)
-    if len(W) == 1:
+    if pairs == "zero":
         start, slope = at_anchors.abs().amax(), spread.amax()
-    elif certain:
+    elif pairs == "all":
         start = (at_anchors.amax(1) - at_anchors.amin(1)).amax()
         slope = _widest(W, coordinates)
     else:

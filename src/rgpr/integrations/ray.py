@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from .._network.checks import network_dtype_device
+from ..likelihoods import LabelLikelihood, likelihood_named
 from ..model import load
 
 __all__ = ["Predictor", "score"]
@@ -77,12 +78,12 @@ class Predictor:
         *answers, last = self.model._everything(x, diagonal_output=True)
         calibrated = self.model._references is not None
         found = {"p_value": last, "score": answers.pop()} if calibrated else {"score": last}
-        if self.model.likelihood == "classification":
+        likelihood = likelihood_named(self.model.likelihood)
+        if isinstance(likelihood, LabelLikelihood):
             (probabilities,) = answers
-            confidence, prediction = probabilities.max(1)
             found |= {
-                "prediction": prediction,
-                "confidence": confidence.float(),
+                "prediction": likelihood.prediction(probabilities),
+                "confidence": likelihood.confidence(probabilities).float(),
                 "probabilities": probabilities.float(),
             }
         else:
@@ -120,7 +121,8 @@ def score(
 
     Returns:
         A lazy dataset with ``prediction``, ``confidence`` and ``probabilities`` (regression:
-        ``mean`` and ``variance``), ``score``, and ``p_value`` if the model was calibrated.
+        ``mean`` and ``variance``), ``score``, and ``p_value`` if the model was calibrated. The
+        prediction of several labels is a zero or a one for each.
 
     Raises:
         FileNotFoundError: There is no such file.

@@ -20,7 +20,6 @@ __all__ = [
     "EmpiricalGaussian",
     "Gaussian",
     "ScaledGaussian",
-    "log_density",
     "standard_normal",
     "symmetric_normal",
 ]
@@ -212,8 +211,3 @@ class ScaledGaussian(Gaussian):
 
     def noise(self, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
         return self._gaussian.noise(n_samples, generator) * self._scale
-
-
-def log_density(squared_error: Tensor, variance: Tensor) -> Tensor:
-    """Of a normal distribution, given the squared distance from its mean."""
-    return -0.5 * (math.log(2 * math.pi) + variance.log() + squared_error / variance)

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import nll_loss
 
-from .._network.checks import check_target, network_dtype_device
+from .._network.checks import network_dtype_device
 from .._network.loaders import labelled, on_device
 from .._network.running import evaluating, plain_module
+from ..likelihoods.classification import Classification
 from .base import THROUGH_ANOTHER_LIBRARY, Posterior, register_posterior
 from .gaussian import DenseGaussian, Gaussian
 from .last_layer_laplace import LastLayerLaplace, point_and_features
@@ -171,7 +172,7 @@ def choose_prior_precision(
         losses = []
         try:
             for number, (gaussian, target) in enumerate(gaussians()):
-                y = check_target(target, gaussian.mean, "classification", number)
+                y = Classification().target(target, gaussian.mean.shape, number)
                 zero = torch.zeros(len(y), dtype=torch.float64, device=gaussian.mean.device)
                 p = probit(gaussian, zero)
                 losses.append(nll_loss(p.log(), on_device(y, p.device), reduction="none"))

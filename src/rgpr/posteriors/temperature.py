@@ -15,11 +15,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from .._network.checks import check_target, network_dtype_device
+from .._network.checks import network_dtype_device
 from .._network.layers import LayerChoice
 from .._network.loaders import labelled, on_device
 from .._network.representation import Representation
 from .._network.running import evaluating
+from ..likelihoods.classification import Classification
 from .base import Posterior, as_posterior
 from .gaussian import DiagonalGaussian, Gaussian, ScaledGaussian
 from .links import probit
@@ -68,7 +69,7 @@ class Temperature(Posterior):
                 gaussian: Gaussian = self.base(on_device(x, device).clone())
                 means.append(gaussian.mean.double())
                 variances.append(gaussian.variance)
-                classes = check_target(y, gaussian.mean, "classification", number)
+                classes = Classification().target(y, gaussian.mean.shape, number)
                 targets.append(classes.to(gaussian.mean.device))
         mean, variance, target = torch.cat(means), torch.cat(variances), torch.cat(targets)
 

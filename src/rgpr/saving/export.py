@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .._atomic import replacing
 from .._network.running import evaluating
+from ..likelihoods import likelihood_named
 from ..posteriors import Posterior
 
 __all__ = ["Model", "check_exportable", "onnx", "program"]
@@ -24,9 +25,12 @@ class Model(Protocol):
     """What an export asks of a model: :class:`rgpr.RGPR` is one."""
 
     posterior: Posterior
-    likelihood: str
     nan: str
     _references: Tensor | None
+
+    @property
+    def likelihood(self) -> str:
+        """What the outputs are."""
 
     @property
     def layers(self) -> list[str]:
@@ -103,7 +107,7 @@ def onnx(model: Model, path: str | os.PathLike[str], example: Tensor) -> Path:
     Returns:
         The path.
     """
-    names = ["probabilities"] if model.likelihood == "classification" else ["mean", "covariance"]
+    names = list(likelihood_named(model.likelihood).answers)
     names += ["score"] if model._references is None else ["score", "p_value"]
     with replacing(path) as temporary:  # a folder that is not there is refused before the work
         exported = program(model, example, everything=True)

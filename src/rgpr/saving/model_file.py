@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from .._network.representation import Representation
 from ..extension import Extension
+from ..likelihoods import likelihood_named
 from ..posteriors import Posterior
 from ..residual.coordinates import Coordinates
 from ..residual.recipes import ResidualRecipe, Strategy
@@ -78,7 +79,7 @@ def save(
     about = {
         "posterior": posterior.kind,
         "config": posterior.config(),
-        "likelihood": extension.likelihood,
+        "likelihood": extension.likelihood.name,
         "layers": extension.layers,
         "axes": [[each.batch, each.channel, each.token] for each in extension.representations],
         "coordinates": [coordinates.config() for coordinates in every],
@@ -124,7 +125,7 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> Saved:
             residual,
             _representations(about),
             torch.Size(about["input_shape"]),
-            about["likelihood"],
+            likelihood_named(about["likelihood"]),
             tensors["temperature"],
             about["nan"],
         )

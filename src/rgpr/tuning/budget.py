@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from ..answers.examples import Parameters
-from ..metrics import ece, nll
+from ..likelihoods import LabelLikelihood
 from .objectives import Objective
 from .optimize import Optimum
 from .options import Options
@@ -17,7 +17,6 @@ from .space import INPUT_FLOOR, Space
 
 __all__ = ["largest_weight", "search_within_budget"]
 
-_METRICS = {"nll": nll, "ece": ece}
 # How often the largest weight is divided by the root of ten (down to "hardly there"), and how often
 # the step between the last two of them is halved.
 _STEPS, _BISECTIONS = 13, 5
@@ -35,13 +34,15 @@ def search_within_budget(
         options: The budget and the largest weight.
     """
     [(metric, increase)] = options.budgets.items()
-    validation, measure = objective.validation, _METRICS[metric]
-    if validation is None:
+    validation = objective.validation
+    if validation is None or not isinstance(validation.likelihood, LabelLikelihood):
         raise ValueError(
             f"objective='{objective.name}' keeps no predictions of the validation examples, which "
             f"max_{metric}_increase is about; leave the budget out, or make the objective a "
             "rgpr.tuning.PerExample"
         )
+    likelihood = validation.likelihood
+    measure = {"nll": likelihood.nll, "ece": likelihood.ece}[metric]
     base = replace(now, temperature=torch.ones_like(now.temperature)).without_residual()
     own = measure(validation.probabilities(base), validation.labels)
 

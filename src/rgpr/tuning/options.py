@@ -9,6 +9,7 @@ from typing import Any
 from .._network.checks import check_n_samples
 from ..answers.probabilities import check_link
 from ..extension import Extension
+from ..likelihoods import LabelLikelihood
 
 __all__ = ["Options"]
 
@@ -66,14 +67,14 @@ class Options:
         if self.max_examples is not None and self.max_examples < 1:
             raise ValueError(f"max_examples = {self.max_examples} must be at least 1, or None")
         check_n_samples(self.n_samples)
-        check_link(self.link_approx, diagonal=True)
+        check_link(self.link_approx, extension.likelihood, diagonal=True)
         if not self.weight >= 0:
             raise ValueError(f"ood_weight = {self.weight} must not be negative")
         if len(self.budgets) > 1:
             raise ValueError("give max_nll_increase or max_ece_increase, not both")
         if any(not limit >= 0 for limit in self.budgets.values()):
             raise ValueError(f"the budget {self.budgets} must not be negative")
-        regression = extension.likelihood == "regression"
+        regression = not isinstance(extension.likelihood, LabelLikelihood)
         if regression and (self.temperature or self.budgets or self.link_approx != "probit"):
             raise ValueError(
                 "temperature, calibration budgets and link_approx='mc' are about class "

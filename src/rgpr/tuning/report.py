@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ..answers.examples import Parameters
 from ..extension import Extension
-from ..metrics import accuracy, confidence, ece, nll
+from ..likelihoods import LabelLikelihood
+from ..metrics import confidence
 from .objectives import Objective
 from .result import TuningResult
 from .search import Found
@@ -29,6 +30,7 @@ def report(
         seconds: How long it took.
     """
     layers, tuned, data = extension.layers, found.tuned, objective.data
+    labels = isinstance(extension.likelihood, LabelLikelihood)
     return TuningResult(
         objective=objective.name,
         before=found.before,
@@ -36,7 +38,7 @@ def report(
         sigma2=dict(zip(layers, tuned.sigma2.tolist(), strict=True)),
         share=_share(layers, tuned.sigma2, data.u, data.u_outliers),
         temperature=float(tuned.temperature),
-        noise=float(tuned.noise) if extension.likelihood == "regression" else None,
+        noise=None if labels else float(tuned.noise),
         ood_weight=found.weight,
         metrics=_metrics(objective, found.now, tuned),
         trials=found.trials,
@@ -54,22 +56,24 @@ def _metrics(
 ) -> dict[str, tuple[float, float]]:
     """What the tuning did to predictions, as pairs of before and after."""
     validation, outliers = objective.validation, objective.outliers
-    if validation is None or validation.labels.is_floating_point():
+    if validation is None or not isinstance(validation.likelihood, LabelLikelihood):
         return {}
-    target = validation.labels
+    target, likelihood = validation.labels, validation.likelihood
+
+    def sure(p: Tensor) -> float:
+        """The mean confidence, of several labels over all of them."""
+        return float(confidence(p.reshape(-1, p.shape[-1])).mean())
+
     p, q = validation.probabilities(before), validation.probabilities(after)
     pairs = {
-        "validation accuracy": (accuracy(p, target), accuracy(q, target)),
-        "validation NLL": (nll(p, target), nll(q, target)),
-        "validation ECE": (ece(p, target), ece(q, target)),
-        "mean confidence at data": (float(confidence(p).mean()), float(confidence(q).mean())),
+        "validation accuracy": (likelihood.accuracy(p, target), likelihood.accuracy(q, target)),
+        "validation NLL": (likelihood.nll(p, target), likelihood.nll(q, target)),
+        "validation ECE": (likelihood.ece(p, target), likelihood.ece(q, target)),
+        "mean confidence at data": (sure(p), sure(q)),
     }
     if outliers is not None:
         p, q = outliers.probabilities(before), outliers.probabilities(after)
-        pairs["mean confidence at outliers"] = (
-            float(confidence(p).mean()),
-            float(confidence(q).mean()),
-        )
+        pairs["mean confidence at outliers"] = (sure(p), sure(q))
     return pairs
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..answers.examples import Parameters
+from ..likelihoods import LabelLikelihood, Likelihood
 from .objectives import Data
 from .options import Options
 
@@ -83,14 +84,14 @@ class Space:
 
 
 def search_space(
-    data: Data, now: Parameters, likelihood: str, options: Options
+    data: Data, now: Parameters, likelihood: Likelihood, options: Options
 ) -> tuple[Space, Parameters]:
     """Units for every parameter from the data, and where the search stands.
 
     Args:
         data: What the objective read.
         now: The model's parameters.
-        likelihood: ``"classification"`` or ``"regression"``.
+        likelihood: What the outputs stand for.
         options: Which parameters are searched.
     """
     everywhere = data.u if data.u_outliers is None else torch.cat([data.u, data.u_outliers])
@@ -98,7 +99,7 @@ def search_space(
     typical = torch.where(typical > 0, typical, _typical(everywhere)).clamp(1e-30, 1e30)
     typical = torch.where(everywhere.amax(0) > 0, typical, 1.0)
     unit = None
-    if likelihood == "regression" and options.noise is None:
+    if not isinstance(likelihood, LabelLikelihood) and options.noise is None:
         unit = float((data.target - data.mean).square().mean()) or 1.0
         now = replace(now, noise=now.noise + unit)
     fixed = None if options.temperature else now.temperature

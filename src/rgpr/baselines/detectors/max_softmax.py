@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..._network.checks import check_logits
+from ...likelihoods.labels import check_logits
 from .base import Detector, register_detector
 
 __all__ = ["MaxSoftmax"]

@@ -1,8 +1,8 @@
-r"""Links: from Gaussian outputs to class probabilities, one file each.
+r"""Links: from Gaussian outputs to probabilities, one file each.
 
 The outputs are :math:`N(m, V)`, the base posterior's mean and covariance. A link turns them and an
-extra variance ``v`` into logits, whose softmax is the answer; one output means two classes, with
-the logits 0 and f. There are two ways in which a residual comes in:
+extra variance ``v`` into logits, whose softmax is the answer (:mod:`rgpr.likelihoods`); one output
+means two classes, with the logits 0 and f. There are two ways in which a residual comes in:
 
 - the paper's adds to the covariance, :math:`N(m, V + v I)`: the link gets ``v``;
 - the default's is averaged over after the base's: the link gets ``v = 0``, and its logits are
@@ -15,7 +15,7 @@ Monte Carlo (``"mc"``) is not one of them: it averages over samples, see
 """
 
 from ..._discovery import import_files
-from .base import LINKS, Link, log_softmax, register_link, softmax, two_columns
+from .base import LINKS, Link, register_link
 from .bridge import bridge, bridge_logits
 from .probit import probit, probit_logits
 
@@ -24,12 +24,9 @@ __all__ = [
     "Link",
     "bridge",
     "bridge_logits",
-    "log_softmax",
     "probit",
     "probit_logits",
     "register_link",
-    "softmax",
-    "two_columns",
 ]
 
 import_files(__name__, __path__)

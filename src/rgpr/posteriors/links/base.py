@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..gaussian import Gaussian
 
-__all__ = ["LINKS", "Link", "log_softmax", "register_link", "softmax", "two_columns"]
+__all__ = ["LINKS", "Link", "register_link"]
 
 Logits = Callable[[Gaussian, Tensor, Tensor | float], Tensor]
 
@@ -24,7 +23,8 @@ class Link:
             answer. ``v`` is added to the variance of every output, ``(B,)``. Without any variance
             and at temperature 1 the logits should be the mean, bit by bit.
         needs_covariance: Whether the logits depend on more than the mean and the variances.
-            Tuning keeps these alone of each example, so such a link cannot be tuned with.
+            Tuning keeps these alone of each example, so such a link cannot be tuned with. It
+            mixes outputs, so it is not for labels that are independent of each other either.
     """
 
     logits: Logits
@@ -44,20 +44,3 @@ def register_link(name: str, logits: Logits, *, needs_covariance: bool = False) 
     if name == "mc":
         raise ValueError("link_approx='mc' stands for Monte Carlo; choose another name")
     LINKS[name] = Link(logits, needs_covariance)
-
-
-def softmax(logits: Tensor) -> Tensor:
-    """Probabilities ``(..., C)`` of logits; two columns for one output."""
-    return torch.softmax(two_columns(logits), -1)
-
-
-def log_softmax(logits: Tensor) -> Tensor:
-    """Log-probabilities ``(..., C)`` of logits; two columns for one output."""
-    return torch.log_softmax(two_columns(logits), -1)
-
-
-def two_columns(logits: Tensor) -> Tensor:
-    """Logits ``(..., C)``; the pair ``(0, f)`` for one output ``f``."""
-    if logits.shape[-1] == 1:
-        logits = torch.cat([torch.zeros_like(logits), logits], dim=-1)
-    return logits

@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from ...likelihoods.classification import softmax
 from ..gaussian import Gaussian
-from .base import register_link, softmax
+from .base import register_link
 
 __all__ = ["bridge", "bridge_logits"]
 

@@ -6,8 +6,9 @@ import math
 
 from torch import Tensor
 
+from ...likelihoods.classification import softmax
 from ..gaussian import Gaussian
-from .base import register_link, softmax
+from .base import register_link
 
 __all__ = ["probit", "probit_logits"]
 

@@ -24,7 +24,7 @@ class Data:
     Attributes:
         u: At the validation data, ``(N, L)``.
         mean: The base's outputs there, ``(N, C)``.
-        target: Class indices ``(N,)`` or values ``(N, C)``.
+        target: Class indices ``(N,)``, labels or values ``(N, C)``.
         used: How many validation examples and outliers were kept.
         seen: How many there were.
         u_outliers: At the outliers, if there are any.

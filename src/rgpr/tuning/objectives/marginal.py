@@ -16,6 +16,9 @@ a priori, with the base's own variance for each.
 the book's algorithm 3.3. The mode depends on the scales: one more Newton step, differentiated,
 carries that dependence exactly, since the step's own derivative vanishes at its fixed point.
 
+**Several labels** are independent of each other, so their evidence is the sum of that of each as a
+classification with one output.
+
 Both form the kernel matrices of all inputs, so they are for up to a few thousand examples.
 """
 
@@ -28,13 +31,15 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..._network.checks import check_batch, check_target, network_dtype_device
+from ..._network.checks import check_batch, network_dtype_device
 from ..._network.loaders import labelled, on_device
 from ..._network.running import capture, evaluating
 from ...answers.examples import Parameters
 from ...extension import Extension
 from ...kernels import dscs_gram
-from ...posteriors.gaussian import Gaussian, log_density
+from ...likelihoods import LabelLikelihood
+from ...likelihoods.regression import log_density
+from ...posteriors.gaussian import Gaussian
 from ..options import Options
 from .base import Data, Objective
 
@@ -59,11 +64,11 @@ class KernelMatrices:
         base: ``(C, N, N)``, the base's covariance of each output between inputs; ``(1, N, N)`` if
             all are equal.
         mean: ``(N, C)``, the network's outputs.
-        target: Class indices ``(N,)`` or values ``(N, C)``.
+        target: Class indices ``(N,)``, labels or values ``(N, C)``.
     """
 
     def __init__(self, residual: Tensor, base: Tensor, mean: Tensor, target: Tensor) -> None:
-        if mean.shape[1] == 1 and not target.is_floating_point():
+        if mean.shape[1] == 1 and target.dim() == 1:
             # Two classes with the outputs 0 and f: the first is certain.
             mean = torch.cat([torch.zeros_like(mean), mean], 1)
             base = torch.cat([torch.zeros_like(base), base.expand(1, -1, -1)])
@@ -75,6 +80,14 @@ class KernelMatrices:
 
     def __len__(self) -> int:
         return len(self.mean)
+
+    def of_each_output(self) -> list[KernelMatrices]:
+        """The same data as the process of each output alone sees them."""
+        base = self.base.expand(self.mean.shape[1], -1, -1)
+        return [
+            KernelMatrices(self.residual, base[i : i + 1], self.mean[:, i : i + 1], target)
+            for i, target in enumerate(self.target.unbind(1))
+        ]
 
     def covariance(self, sigma2: Tensor) -> Tensor:
         """``(C, N, N)``: base and residual."""
@@ -200,9 +213,12 @@ class MarginalLikelihood(Objective):
         matrices, sizes = self.matrices, (len(self.matrices), 0)
         at_data = matrices.residual.diagonal(dim1=1, dim2=2).T
         self.data = Data(at_data, matrices.mean, matrices.target, sizes, sizes)
+        likelihood = extension.likelihood
+        apart = isinstance(likelihood, LabelLikelihood) and likelihood.independent
+        self._processes = matrices.of_each_output() if apart else [matrices]
 
     def parts(self, parameters: Parameters, weight: float) -> list[Tensor]:
-        return [self.matrices.evidence(parameters)]
+        return [process.evidence(parameters) for process in self._processes]
 
 
 @torch.no_grad()
@@ -233,7 +249,7 @@ def collect_matrices(extension: Extension, loader: Iterable[Any], progress: bool
             for parts, h in zip(representations, found, strict=True):
                 parts.append(h)
             means.append(gaussian.mean.double())
-            checked = check_target(target, gaussian.mean, extension.likelihood, number)
+            checked = extension.likelihood.target(target, gaussian.mean.shape, number)
             targets.append(checked.to(x.device))
             xs.append(x)
             _check_size(sum(map(len, xs)), gaussian.mean.shape[1])

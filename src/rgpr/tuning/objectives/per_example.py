@@ -22,11 +22,11 @@ class PerExample(Objective):
     """A subclass says what one example is worth, and if it takes outliers, what one of them is.
 
     Attributes:
-        likelihood: ``"classification"`` or ``"regression"``.
+        likelihood: ``"classification"``, ``"multilabel"`` or ``"regression"``.
     """
 
     def __init__(self, extension: Extension, loader: Iterable[Any], options: Options) -> None:
-        self.likelihood = extension.likelihood
+        self.likelihood = extension.likelihood.name
         generator = torch.Generator().manual_seed(options.seed)
         by_samples: dict[str, Any] = {"link": options.link_approx}
         if options.link_approx == "mc":
