@@ -201,6 +201,8 @@ def _higher(subject: Subject) -> Found:
 @_check("certificate")
 def _certificate(subject: Subject) -> Found:
     """There is a finite distance beyond which every input is below 1/C + 0.05."""
+    if subject.samples.tokens:
+        raise NotApplicable("no text is far away in every direction")
     certificate = subject.model.certify(eps=0.05)
     return [certificate.radius, certificate.by], math.isfinite(certificate.radius)
 
@@ -225,30 +227,35 @@ def _onnx(subject: Subject) -> Found:
     """ONNX Runtime gives the same probabilities, where the network itself becomes a graph."""
     import onnxruntime
 
-    x = subject.x
-    if not isinstance(x, Tensor):
-        raise NotApplicable("a graph takes one tensor")
-
+    x, example = taken(subject.x, slice(20)), taken(subject.x, slice(2))
     with tempfile.TemporaryDirectory() as folder:
         try:
-            path = rgpr.export.onnx(subject.model, Path(folder) / "model.onnx", x[:2])
+            path = rgpr.export.onnx(subject.model, Path(folder) / "model.onnx", example)
         except Exception:
-            _refuse_if_alone_too(subject.network, x[:2], Path(folder) / "network.onnx")
+            _refuse_if_alone_too(subject.network, example, Path(folder) / "network.onnx")
             raise
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        answers = session.run(["probabilities"], {"x": x[:20].numpy()})
-    worst = float((torch.tensor(answers[0]) - subject.model(x[:20])).abs().max())
+        given = {"x": x} if isinstance(x, Tensor) else x
+        arrays = {name: part.numpy() for name, part in given.items()}
+        answers = session.run(["probabilities"], arrays)
+    worst = float((torch.tensor(answers[0]) - subject.model(x)).abs().max())
     return worst, worst <= ONNX
 
 
-def _refuse_if_alone_too(network: nn.Module, x: Tensor, path: Path) -> None:
+def _refuse_if_alone_too(network: nn.Module, example: Batch, path: Path) -> None:
     """Raise :class:`NotApplicable` where the bare network cannot be exported either."""
-    batch = torch.export.Dim("batch")
+    sizes = {0: torch.export.Dim("batch")}
+    arguments: tuple[Any, ...] = (example,) if isinstance(example, Tensor) else ()
+    keywords = {} if isinstance(example, Tensor) else example
     try:
-        # A copy, because an export that fails may leave something behind.
-        alone = copy.deepcopy(network).eval()
         torch.onnx.export(
-            alone, (x,), path, dynamo=True, verbose=False, dynamic_shapes=({0: batch},)
+            copy.deepcopy(network).eval(),  # an export that fails may leave something in it
+            arguments,
+            path,
+            kwargs=keywords,
+            dynamic_shapes=(sizes,) if arguments else dict.fromkeys(keywords, sizes),
+            dynamo=True,
+            verbose=False,
         )
     except Exception:
         raise NotApplicable("the network alone does not become a graph either") from None

@@ -11,7 +11,7 @@ from torch.ao import quantization as _quantization
 
 from ..entry import Entry, register
 from ..samples import Samples, images, rows, table
-from .sequences import Recurrent
+from .sequences import ONE_LAYER, Recurrent
 from .tabular import mlp
 
 quantization: Any = _quantization  # whose functions have no types
@@ -40,6 +40,12 @@ def _static(network: nn.Module, samples: Samples) -> nn.Module:
     return quantised
 
 
+_EXCUSES = {
+    "certificate": "no bound is known for layers of eight-bit numbers",
+    "file": "packed weights are objects of torch, and not tensors that a file could hold",
+}
+
+
 def _convolutions(classes: int) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1),
@@ -53,9 +59,17 @@ def _convolutions(classes: int) -> nn.Module:
     )
 
 
-register(Entry("quantised", "mlp-dynamic", lambda c: mlp(64, c), table("digits"), after=_dynamic))
-register(
-    Entry("quantised", "lstm-dynamic", lambda c: Recurrent(nn.LSTM, c), rows(), after=_dynamic)
+def _add(name: str, build: Any, data: Any, after: Any, excuses: dict[str, str] = _EXCUSES) -> None:
+    register(Entry("quantised", name, build, data, after=after, excuses=excuses))
+
+
+_add("mlp-dynamic", lambda classes: mlp(64, classes), table("digits"), _dynamic)
+_add("mlp-static", lambda classes: mlp(64, classes), table("digits"), _static)
+_add("cnn-static", _convolutions, images(16, 1), _static)
+_add(
+    "lstm-dynamic",
+    lambda classes: Recurrent(nn.LSTM, classes),
+    rows(),
+    _dynamic,
+    {**_EXCUSES, **ONE_LAYER},
 )
-register(Entry("quantised", "mlp-static", lambda c: mlp(64, c), table("digits"), after=_static))
-register(Entry("quantised", "cnn-static", _convolutions, images(16, 1), after=_static))

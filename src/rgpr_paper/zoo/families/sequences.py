@@ -152,17 +152,29 @@ class Mixer(nn.Module):
         return logits
 
 
+ONE_LAYER = {"count": "one recurrent module and a head: what goes into the head is all there is"}
+
+
 def _add(name: str, build: Any, data: Any = rows, **options: Any) -> None:
     register(Entry("sequences", name, build, data() if data is rows else data, **options))
 
 
-_add("rnn", lambda classes: Recurrent(nn.RNN, classes))
-_add("lstm", lambda classes: Recurrent(nn.LSTM, classes), small=True)
-_add("lstm-sequence-first", lambda classes: Recurrent(nn.LSTM, classes, False), small=True)
-_add("gru", lambda classes: Recurrent(nn.GRU, classes))
-_add("gru-sequence-first", lambda classes: Recurrent(nn.GRU, classes, False))
-_add("lstm-bidirectional", lambda classes: Recurrent(nn.LSTM, classes, bidirectional=True))
-_add("gru-two-layers", lambda classes: Recurrent(nn.GRU, classes, num_layers=2))
+_add("rnn", lambda classes: Recurrent(nn.RNN, classes), excuses=ONE_LAYER)
+_add("lstm", lambda classes: Recurrent(nn.LSTM, classes), small=True, excuses=ONE_LAYER)
+_add(
+    "lstm-sequence-first",
+    lambda classes: Recurrent(nn.LSTM, classes, False),
+    small=True,
+    excuses=ONE_LAYER,
+)
+_add("gru", lambda classes: Recurrent(nn.GRU, classes), excuses=ONE_LAYER)
+_add("gru-sequence-first", lambda classes: Recurrent(nn.GRU, classes, False), excuses=ONE_LAYER)
+_add(
+    "lstm-bidirectional",
+    lambda classes: Recurrent(nn.LSTM, classes, bidirectional=True),
+    excuses=ONE_LAYER,
+)
+_add("gru-two-layers", lambda classes: Recurrent(nn.GRU, classes, num_layers=2), excuses=ONE_LAYER)
 _add("transformer-encoder", lambda classes: Attending(classes, True), small=True)
 _add("transformer-encoder-sequence-first", lambda classes: Attending(classes, False), small=True)
 _add("mlp-mixer", Mixer)

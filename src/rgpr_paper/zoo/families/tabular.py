@@ -110,7 +110,15 @@ _add("mlp-wine", mlp, "wine", small=True)
 _add("mlp-breast-cancer", mlp, "breast_cancer")
 _add("mlp-digits", mlp, "digits")
 _add("mlp-functional", FunctionalMLP, "breast_cancer")
-_add("logistic-regression", nn.Linear, "breast_cancer")
+_add(
+    "logistic-regression",
+    nn.Linear,
+    "breast_cancer",
+    excuses={
+        "count": "there is no layer between the input and the outputs",
+        "shuffled": "the input alone is read, column by column, and all columns are alike",
+    },
+)
 _add("resnet", TabularResNet, "wine")
 _add("ft-transformer", FTTransformer, "breast_cancer", small=True)
 _add("gated", Gated, "digits")

@@ -143,16 +143,22 @@ _add(
 _add(
     "BertForSequenceClassification",
     tokens(),
-    "bert.embeddings",
+    "bert.embeddings.word_embeddings",
     small=True,
     vocab_size=18,
     **_HIDDEN,
 )
-_add("RobertaForSequenceClassification", tokens(), "roberta.embeddings", vocab_size=18, **_HIDDEN)
+_add(
+    "RobertaForSequenceClassification",
+    tokens(),
+    "roberta.embeddings.word_embeddings",
+    vocab_size=18,
+    **_HIDDEN,
+)
 _add(
     "ElectraForSequenceClassification",
     tokens(),
-    "electra.embeddings",
+    "electra.embeddings.word_embeddings",
     vocab_size=18,
     embedding_size=24,
     **_HIDDEN,
@@ -160,7 +166,7 @@ _add(
 _add(
     "AlbertForSequenceClassification",
     tokens(),
-    "albert.embeddings",
+    "albert.embeddings.word_embeddings",
     vocab_size=18,
     embedding_size=24,
     **_HIDDEN,
@@ -168,7 +174,7 @@ _add(
 _add(
     "DistilBertForSequenceClassification",
     tokens(),
-    "distilbert.embeddings",
+    "distilbert.embeddings.word_embeddings",
     vocab_size=18,
     dim=48,
     n_layers=4,
