@@ -30,7 +30,7 @@ __all__ = ["CHECKS", "NotApplicable", "Subject"]
 FEWEST, MOST = 3, 12
 ROWS = 1e-5
 FAR = 0.01
-SCALED = 0.99
+SCALED = 0.95
 HIGHER = 0.5
 ONNX = 1e-4
 

@@ -36,6 +36,7 @@ def _by_name(name: str, options: dict[str, Any], classes: int) -> nn.Module:
 
 _TWO_HEADS = {"certificate": "two heads are averaged, and attention has no Lipschitz constant"}
 _CONVOLUTION = {"certificate": "a convolution makes the outputs, and no linear layer"}
+_OWN_LINEAR = {"certificate": "the head is timm's own kind of nn.Linear, which may do anything"}
 _TWO_TENSORS = {"widths": "a block returns two tensors: no layer declares the width of the first"}
 _FOUR_TENSORS = {"widths": "a stage returns four resolutions: the one declared is not the one read"}
 
@@ -50,13 +51,13 @@ _add("dla46_c", 32, excuses=_CONVOLUTION)
 _add("hrnet_w18_small", 32, excuses=_FOUR_TENSORS)
 _add("ese_vovnet19b_dw", 32)
 _add("dpn48b", 32, excuses={**_CONVOLUTION, **_TWO_TENSORS})
-_add("ghostnet_050", 32)
-_add("hardcorenas_a", 32)
-_add("lcnet_035", 32)
+_add("ghostnet_050", 32, excuses=_OWN_LINEAR)
+_add("hardcorenas_a", 32, excuses=_OWN_LINEAR)
+_add("lcnet_035", 32, excuses=_OWN_LINEAR)
 _add("rexnet_100", 32)
 _add("tf_efficientnet_b0", 32)
-_add("mobilenetv4_conv_small_050", 32)
-_add("starnet_s050", 32)
+_add("mobilenetv4_conv_small_050", 32, excuses=_OWN_LINEAR)
+_add("starnet_s050", 32, excuses=_OWN_LINEAR)
 _add("repvit_m0_9", 32, excuses=_TWO_HEADS)
 _add("convnext_atto", 32, small=True)
 _add("convnextv2_atto", 32)

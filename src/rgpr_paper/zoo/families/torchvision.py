@@ -43,14 +43,15 @@ _add("mobilenet_v3_large", 32)
 _add("efficientnet_b0", 32)
 _add("regnet_y_400mf", 32)
 _add("shufflenet_v2_x0_5", 32, small=True)
-_add("squeezenet1_1", 32)
+_add(
+    "squeezenet1_1",
+    32,
+    excuses={"certificate": "a convolution makes the outputs, and no linear layer"},
+)
 _add("densenet121", 32)
 _add("googlenet", 32, aux_logits=False, init_weights=False)
 _add("inception_v3", 80, aux_logits=False, init_weights=False)
 _add("mnasnet0_5", 32)
-_add("convnext_tiny", 32)
-_add("swin_t", 32)
-_add("swin_v2_t", 32)
 
 
 def _narrow(name: str, classes: int) -> nn.Module:
@@ -105,6 +106,49 @@ _own(
         block_layers=[1, 1],
         head_dim=8,
         stochastic_depth_prob=0.0,
+        num_classes=classes,
+    ),
+)
+
+
+def _swin(models: Any, classes: int, **options: Any) -> nn.Module:
+    network: nn.Module = models.SwinTransformer(
+        patch_size=[2, 2],
+        embed_dim=24,
+        depths=[1, 1, 2, 1],
+        num_heads=[2, 2, 4, 4],
+        window_size=[4, 4],
+        stochastic_depth_prob=0.0,
+        num_classes=classes,
+        **options,
+    )
+    return network
+
+
+_own("SwinTransformer", 32, _swin)
+_own(
+    "SwinTransformer-v2",
+    32,
+    lambda models, classes: _swin(
+        models,
+        classes,
+        block=models.swin_transformer.SwinTransformerBlockV2,
+        downsample_layer=models.swin_transformer.PatchMergingV2,
+    ),
+)
+_own(
+    "ConvNeXt",
+    32,
+    lambda models, classes: models.ConvNeXt(
+        [
+            models.convnext.CNBlockConfig(channels, following, depth)
+            for channels, following, depth in (
+                (24, 48, 1),
+                (48, 96, 1),
+                (96, 192, 2),
+                (192, None, 1),
+            )
+        ],
         num_classes=classes,
     ),
 )
