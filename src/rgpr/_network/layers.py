@@ -16,8 +16,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
-from torch import Tensor, nn
+from torch import nn
 
+from .batches import Batch
 from .pickers import PICKERS
 from .running import GOES_IN, INPUT, parse_layer
 from .trace import Call, few, label, trace
@@ -47,7 +48,7 @@ def check_layers(network: nn.Module, choice: LayerChoice) -> None:
 
 
 def choose_layers(
-    network: nn.Module, choice: LayerChoice, x: Tensor, *, keep_last: bool = False
+    network: nn.Module, choice: LayerChoice, x: Batch, *, keep_last: bool = False
 ) -> list[str]:
     """Names of the representations, in the order in which they are computed, input first.
 

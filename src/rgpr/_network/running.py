@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .._backend.precision import full_precision
+from .batches import Batch, measured, over_positions, rows_of, unmasked, vectors
 
 __all__ = [
     "GOES_IN",
@@ -162,34 +163,44 @@ def watching(
 
 @contextmanager
 def capture(
-    network: nn.Module, layers: Sequence[str], takes: Sequence[Callable[[Tensor], T]], x: Tensor
+    network: nn.Module,
+    layers: Sequence[str],
+    takes: Sequence[Callable[[Tensor], T]],
+    x: Batch,
+    source: str | None = None,
 ) -> Iterator[list[T]]:
     """Apply ``takes[i]`` to the representation ``layers[i]`` during the next pass.
 
     Each representation is taken at once, before an operation in place can change it, and outside
-    of autocast. The input, which is the first of them, is taken before the pass.
+    of autocast. The input, which is the first of them, is taken before the pass. Where the batch
+    has a mask, sequences are averaged over the positions that count.
 
     Args:
         network: The network whose next pass, by this thread, is read.
         layers: Names as :func:`rgpr._network.layers.choose_layers` returns them, the input first.
         takes: One function for each of the layers.
         x: The batch that will be run.
+        source: The module whose output, averaged over positions, stands in for the input.
 
     Yields:
-        A list that holds what each function returned. The input's entry is there at once, the
-        others when the pass has been made.
+        A list that holds what each function returned. The input's entry is there at once unless
+        a module stands in for it, the others when the pass has been made.
 
     Raises:
         RuntimeError: On leaving, if a layer did not run.
         ValueError: During the pass, if a representation does not have that many rows.
     """
-    reader = _Reader(layers, takes, x)
+    reader = _Reader(layers, takes, len(x) if isinstance(x, Tensor) else rows_of(x))
+    if not isinstance(x, Tensor):
+        reader.counted = unmasked(network, x)
     before: dict[nn.Module, dict[int, int]] = {}
     after: dict[nn.Module, dict[int, int]] = {}
     for index, layer in enumerate(layers[1:], start=1):
         name, number, goes_in = parse_layer(layer)
         runs = (before if goes_in else after).setdefault(network.get_submodule(name), {})
         runs[int(number or 0)] = index
+    if source is not None:
+        after.setdefault(network.get_submodule(source), {})[0] = 0
     handles = []
     try:
         for module, runs in before.items():
@@ -197,7 +208,8 @@ def capture(
         for module, runs in after.items():
             handles.append(module.register_forward_hook(reader.hook(runs)))
         handles.append(network.register_forward_hook(reader.finish))
-        reader.take(0, x)
+        if source is None:
+            reader.take(0, x if isinstance(x, Tensor) else measured(network, x))
         yield reader.found
     finally:
         for handle in handles:
@@ -213,9 +225,10 @@ class _Reader(Generic[T]):
     """Takes the representations of the first pass that its thread makes."""
 
     def __init__(
-        self, layers: Sequence[str], takes: Sequence[Callable[[Tensor], T]], x: Tensor
+        self, layers: Sequence[str], takes: Sequence[Callable[[Tensor], T]], rows: int
     ) -> None:
-        self._layers, self._takes, self._rows = layers, takes, x.shape[0]
+        self._layers, self._takes, self._rows = layers, takes, rows
+        self.counted: Tensor | None = None
         self.found: list[Any] = [None] * len(layers)
         self.missing = set(range(len(layers)))
         self._compiling = torch.compiler.is_compiling()
@@ -255,7 +268,9 @@ class _Reader(Generic[T]):
                     f"layer '{self._layers[index]}' gives shape {tuple(h.shape)} for a batch of "
                     f"{self._rows}; expected (B, ...) with the batch first. Choose other layers"
                 )
-            self.take(index, h)
+            if self.counted is not None:
+                h = over_positions(h, self.counted)
+            self.take(index, vectors(h) if index == 0 else h)
 
         return read
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .batches import Batch, copied, mapped, rows_of, run
 from .running import GOES_IN, INPUT, evaluating, first_tensor
 
 __all__ = ["Call", "few", "label", "linear_head", "sampled", "trace"]
@@ -55,7 +56,7 @@ class Call:
     every: list[Call] = field(default_factory=list)
 
 
-def linear_head(network: nn.Module, x: Tensor) -> str | None:
+def linear_head(network: nn.Module, x: Batch) -> str | None:
     """The name of the linear layer whose output is the network's, if there is one.
 
     Args:
@@ -89,21 +90,25 @@ def _problem(h: Tensor, what: str, rows: int) -> str:
     return ""
 
 
-def few(x: Tensor) -> Tensor:
+def few(x: Batch) -> Any:
     """Rows to look at a network with: several, so that tensors which differ are seen to differ.
 
     One row is taken twice: of a single one nobody can tell a batch from a constant.
     """
+    if not isinstance(x, Tensor):
+        return mapped(x, few)
     return x[:_ROWS] if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1))
 
 
-def trace(network: nn.Module, x: Tensor) -> Call:
+def trace(network: nn.Module, x: Batch) -> Call:
     """Run the network once and write down which module ran inside which, in order."""
-    tracer = _Tracer(network, len(x))
+    tracer = _Tracer(network, len(x) if isinstance(x, Tensor) else rows_of(x))
     with torch.no_grad(), evaluating(network):
         try:
             tracer.attach()
-            output = _logits(network(x.clone()))  # it may change its input in place
+            # It may change its input in place.
+            returned = network(x.clone()) if isinstance(x, Tensor) else run(network, copied(x))
+            output = _logits(returned)
         finally:
             tracer.detach()
     root = tracer.outside.calls[0]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .._backend.arithmetic import FASTER, ProbitScales, fused_probit
 from .._backend.precision import full_precision
+from .._network.batches import Batch
 from .._network.checks import check_n_samples
 from ..extension import Extension, Reading
 from ..posteriors.gaussian import Gaussian, standard_normal, symmetric_normal
@@ -178,7 +179,7 @@ def _regression(
 
 def draw(
     extension: Extension,
-    x: Tensor,
+    x: Batch,
     n_samples: int,
     generator: torch.Generator | None,
     *,
@@ -204,7 +205,7 @@ def draw(
     limit = at_limit(reading, v, (drawn.abs() < torch.inf).all(2).all(0))
     v = torch.where(limit, torch.inf, v)
     if classes and symmetric:
-        noise = symmetric_normal(n_samples, (len(x), drawn.shape[2]), drawn, generator)
+        noise = symmetric_normal(n_samples, (len(limit), drawn.shape[2]), drawn, generator)
     else:
         noise = standard_normal(tuple(drawn.shape), drawn, generator)
     # Zero times noise is exactly zero, so without variance these are the base's own samples.

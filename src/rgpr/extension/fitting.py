@@ -10,11 +10,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._network import batches
+from .._network.batches import Batch, Form, Kept, Shape
 from .._network.checks import (
     check_batch,
     check_logits,
@@ -24,7 +27,7 @@ from .._network.checks import (
 )
 from .._network.layers import LayerChoice
 from .._network.loaders import inputs_and_targets, on_device
-from .._network.outputs import outputs_of
+from .._network.outputs import outputs_of, part_of
 from .._network.processes import active, together
 from .._network.reservoir import Reservoir
 from .._network.running import INPUT, capture, evaluating
@@ -62,6 +65,7 @@ class Plan:
         recipe: In which coordinates they are measured.
         likelihood: ``"classification"`` or ``"regression"``.
         r: Factor on the standard deviations.
+        source: The module whose output stands in for the input.
     """
 
     posterior: Posterior
@@ -69,6 +73,7 @@ class Plan:
     recipe: ResidualRecipe
     likelihood: str
     r: float = 1.0
+    source: str | None = None
 
     def collectors(self, layers: Sequence[str]) -> list[Collector]:
         """Statistics of every representation, with nothing in them yet."""
@@ -89,7 +94,7 @@ class Fitted:
     """
 
     layers: list[str]
-    shape: torch.Size
+    shape: Shape
     residual: Residual
     keys: Tensor
     count: int
@@ -107,10 +112,9 @@ def fit(plan: Plan, train_loader: Iterable[Any], progress: bool) -> Fitted:
         raise ValueError("the loader gave fewer than two inputs; nothing can be standardised")
     layers, collectors, probe = seen.layers, seen.collectors, seen.probe
     residual = Residual([c.finish() for c in collectors], combine=plan.recipe.combine)
-    _, (keys, x, y) = probe.state
-    x, y, keys = (t.to(residual.sigma2.device) for t in (x, y, keys))
+    keys, *columns, y = (t.to(residual.sigma2.device) for t in probe.state[1])
     # In batches that the network is known to take.
-    sample = _Sample(plan, layers, x, y, seen.largest)
+    sample = _Sample(plan, layers, Kept(seen.form, columns), y, seen.largest)
     if plan.recipe.combine == "sum":
         _set_paper_scales(residual, sample)
     else:
@@ -128,6 +132,7 @@ class _Pass:
         layers: Names of the representations; none before the first batch.
         collectors: Statistics of each.
         shape: Shape of one input.
+        form: The form of a batch of inputs.
         probe: A sample of the inputs, with labels or -1.
         largest: Size of the largest batch.
     """
@@ -139,7 +144,8 @@ class _Pass:
         self._waits = self.device is not None and self.device.type == "cuda"
         self.layers: list[str] = []
         self.collectors: list[Collector] = []
-        self.shape = torch.Size()
+        self.shape: Shape = torch.Size()
+        self.form: Form = None
         self.probe = Reservoir(_PROBE)
         self.largest = self._unseen = 0
 
@@ -149,7 +155,7 @@ class _Pass:
         merged = cls(plan)
         for shard in shards:
             if shard["layers"]:
-                merged._start(shard["layers"], torch.Size(shard["shape"]))
+                merged._start(shard["layers"], shard["shape"], shard["form"])
                 merged.probe.merge(shard["probe"])
                 merged.largest = max(merged.largest, shard["batch"])
                 for collector, state in zip(merged.collectors, shard["collectors"], strict=True):
@@ -159,18 +165,22 @@ class _Pass:
     def over(self, train_loader: Iterable[Any], progress: bool) -> dict[str, Any]:
         """Take in all batches; with several processes, give what the shards are merged by."""
         network, number = self._plan.posterior.network, 0
+        look = {"values": not self._waits, "measured": self._plan.source is None}
         with evaluating(network):
             for number, (batch, target) in enumerate(
-                inputs_and_targets(train_loader, progress=progress, description="rgpr fit")
+                inputs_and_targets(train_loader, network, progress=progress, description="rgpr fit")
             ):
                 x = on_device(batch, self.device)
-                check_batch(number, x, network, self.shape or None, values=not self._waits)
-                if len(x) == 0:
+                check_batch(number, x, network, self.shape or None, **look)
+                like = batch if isinstance(batch, Tensor) else batches.first_part(batch)
+                if len(like) == 0:
                     continue
                 labels = _Labels(self._plan.likelihood, target, number)
                 self._take_in(number, x, labels)
                 # A loader's rows are looked at where they are, while a GPU is at work.
-                self.probe.add(batch, batch, labels.beside(batch))
+                plain = batch is like and like.is_floating_point()
+                columns = [like] if plain else Kept.columns_of(batch)
+                self.probe.add(batch, *columns, labels.beside(like))
                 if self._waits and number + 1 - self._unseen >= _LOOK:
                     self._check_sums(number)
         if self.collectors:
@@ -179,33 +189,42 @@ class _Pass:
             return {}
         return {
             "layers": self.layers,
-            "shape": list(self.shape),
+            "shape": self.shape,
+            "form": self.form,
             "collectors": [collector.state for collector in self.collectors],
             "probe": self.probe.state,
             "batch": self.largest,
         }
 
-    def _start(self, layers: list[str], shape: torch.Size) -> None:
+    def _start(self, layers: list[str], shape: Shape, form: Form) -> None:
         if not self.layers:
-            self.layers, self.shape = layers, shape
+            self.layers, self.shape, self.form = layers, shape, form
             self.collectors = self._plan.collectors(layers)
 
-    def _take_in(self, number: int, x: Tensor, labels: _Labels) -> None:
+    def _take_in(self, number: int, x: Batch, labels: _Labels) -> None:
         """Run the network on a batch, and add its representations to the statistics."""
         posterior, first = self._plan.posterior, not self.layers
+        network, form = posterior.network, None if isinstance(x, Tensor) else batches.form_of(x)
         if first:
-            self._start(posterior.choose_layers(self._plan.choice, x), x.shape[1:])
+            layers = posterior.choose_layers(self._plan.choice, x)
+            shape = x.shape[1:] if isinstance(x, Tensor) else batches.shape_of(network, x)
+            self._start(layers, {} if self._plan.source and form is None else shape, form)
+        if form != self.form:
+            before = f"and those before it {self.form}; yield batches of one form"
+            raise ValueError(f"batch {number} has the parts {form} {before}")
         takes = [collector.take for collector in self.collectors]
-        with capture(posterior.network, self.layers, takes, x) as found:
-            output = posterior.network(x.clone())  # it may change its input in place
+        with capture(network, self.layers, takes, x, self._plan.source) as found:
+            # The network may change its input in place.
+            clone = x.clone() if isinstance(x, Tensor) else batches.copied(x)
+            output = network(clone) if form is None else batches.run(network, clone)
         if first and self._plan.likelihood == "classification":
-            check_logits(output)
+            check_logits(output if posterior.output is None else part_of(output, posterior.output))
         if any(collector.needs_classes for collector in self.collectors):
-            y, classes = labels.of(outputs_of(output, x))
+            y, classes = labels.of(outputs_of(output, x, posterior.output))
             for collector, h in zip(self.collectors, found, strict=True):
                 if collector.needs_classes:
                     collector.update(h, y, classes)
-        self.largest = max(self.largest, len(x))
+        self.largest = max(self.largest, len(x) if form is None else batches.rows_of(x))
         # The input was looked at before.
         for layer, h in zip(self.layers[1:], found[1:], strict=True):
             if not self._waits and not bool(h.isfinite().all()):
@@ -280,7 +299,7 @@ class _Sample:
 
     plan: Plan
     layers: Sequence[str]
-    x: Tensor
+    x: Kept
     y: Tensor
     batch: int
 
@@ -313,17 +332,20 @@ class _Sample:
     def _run(self, takes: Sequence[Any]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Outputs, classes, and what was taken from each representation."""
         posterior, regression = self.plan.posterior, self.plan.likelihood == "regression"
-        parts = []
+        parts, network, (order, pieces) = [], posterior.network, self.x.split(self.batch)
+        run: Any = network if self.x.form is None else partial(batches.run, network)
         with evaluating(posterior):
-            for x in torch.split(self.x, self.batch):
-                with capture(posterior.network, self.layers, takes, x) as found:
+            for x in pieces:
+                clone = x.clone() if isinstance(x, Tensor) else batches.copied(x)
+                with capture(network, self.layers, takes, x, self.plan.source) as found:
                     if regression:
-                        gaussian: Gaussian = posterior(x.clone())
+                        gaussian: Gaussian = posterior(clone)
                         outputs = gaussian.mean
                     else:
-                        outputs = outputs_of(posterior.network(x.clone()), x)
+                        outputs = outputs_of(run(clone), x, posterior.output)
                 parts.append((outputs, *found))
-        outputs, *columns = (torch.cat(column) for column in zip(*parts, strict=True))
+        # In the order in which the rows were kept.
+        outputs, *columns = (torch.cat(column)[order] for column in zip(*parts, strict=True))
         predicted = torch.zeros_like(self.y) if regression else _predicted(outputs)
         return outputs.double(), torch.where(self.y < 0, predicted, self.y), columns
 

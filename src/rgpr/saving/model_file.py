@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._network.batches import Shape
 from ..extension import Extension
 from ..posteriors import Posterior
 from ..residual.coordinates import Coordinates
@@ -65,6 +66,12 @@ def save(
             "and call fit again after loading that, or give the class a kind, config() and "
             "from_saved()"
         )
+    if callable(posterior.output):
+        raise TypeError(
+            "output= is a function, which a file cannot hold; name the part of what the network "
+            "returns by its index or key, as in output=0, or wrap the network in a module that "
+            "returns the tensor"
+        )
     tensors = {f"network.{k}": t for k, t in posterior.network.state_dict().items()}
     tensors |= {f"posterior.{k}": t for k, t in posterior.own_tensors().items()}
     own = {name: t for name, t in residual.named_buffers(recurse=False) if t is not None}
@@ -81,8 +88,10 @@ def save(
         "layers": list(extension.layers),
         "coordinates": [coordinates.config() for coordinates in every],
         "residual": dataclasses.asdict(recipe),
-        "input_shape": list(extension.input_shape),
+        "input_shape": _shape_to_json(extension.input_shape),
         "nan": extension.nan,
+        "input": extension.source,
+        "output": posterior.output,
     }
     write(path, tensors, about)
 
@@ -117,14 +126,18 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> Saved:
         for name, buffer in list(residual.named_buffers(recurse=False)):
             if buffer is not None:
                 setattr(residual, name, scales[name].to(buffer))
+        posterior = Posterior.kinds[kind].from_saved(network, config, own)
+        if about.get("output") is not None:  # files of earlier versions know no such things
+            posterior.output = about["output"]
         extension = Extension(
-            Posterior.kinds[kind].from_saved(network, config, own),
+            posterior,
             residual,
             about["layers"],
-            torch.Size(about["input_shape"]),
+            _shape_from_json(about["input_shape"]),
             about["likelihood"],
             tensors["temperature"],
             about["nan"],
+            about.get("input"),
         )
     except KeyError as missing:
         raise ValueError(f"{path} is incomplete: it has no {missing}; save it again") from missing
@@ -133,6 +146,18 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> Saved:
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}
+
+
+def _shape_to_json(shape: Shape) -> Any:
+    if isinstance(shape, torch.Size):
+        return list(shape)
+    return {name: list(sizes) for name, sizes in shape.items()}
+
+
+def _shape_from_json(shape: Any) -> Shape:
+    if isinstance(shape, list):
+        return torch.Size(shape)
+    return {name: tuple(sizes) for name, sizes in shape.items()}
 
 
 def _recipe_from_json(about: dict[str, Any]) -> ResidualRecipe:

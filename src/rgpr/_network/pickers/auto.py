@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..batches import Batch
 from ..running import GOES_IN, INPUT
 from ..trace import Call, label, sampled, trace
 from .base import register_layer_picker
@@ -45,7 +46,7 @@ _NORMALISATIONS = (
 )
 
 
-def auto(network: nn.Module, x: Tensor, keep_last: bool) -> list[str]:
+def auto(network: nn.Module, x: Batch, keep_last: bool) -> list[str]:
     """Names of the representations, the input first."""
     root = trace(network, x)
     runs: Counter[nn.Module] = Counter(call.module for call in root.every)
@@ -58,7 +59,7 @@ def auto(network: nn.Module, x: Tensor, keep_last: bool) -> list[str]:
     return [*names, label(root.head, runs) + GOES_IN]
 
 
-def _adds_features(head: Call, hidden: Sequence[Call], x: Tensor) -> bool:
+def _adds_features(head: Call, hidden: Sequence[Call], x: Batch) -> bool:
     """Whether what goes into the head is neither the input nor one of these outputs.
 
     An image that is flattened before the head holds the same numbers, but the residual reads the
@@ -67,7 +68,7 @@ def _adds_features(head: Call, hidden: Sequence[Call], x: Tensor) -> bool:
     features = head.given
     if features is None or head.input_problem or features.dim() != 2:
         return False
-    known = [(x.shape, sampled(x))]
+    known = [(x.shape, sampled(x))] if isinstance(x, Tensor) and x.is_floating_point() else []
     known += [
         (call.output_shape, call.made)
         for call in hidden

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..running import INPUT
 
 __all__ = ["PICKERS", "Picker", "register_layer_picker"]
 
-Picker = Callable[[nn.Module, Tensor, bool], list[str]]
+Picker = Callable[[nn.Module, Any, bool], list[str]]
 
 # All pickers by the name that ``layers=`` gives them; every file of this folder adds its own.
 PICKERS: dict[str, Picker] = {}

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..._network.batches import form_of
 from ..._network.checks import check_batch, network_dtype_device
 from ..._network.loaders import labelled, on_device
 from ..._network.moments import Moments
@@ -116,10 +117,15 @@ def collect(
     shape: torch.Size | None = None
     with evaluating(network):
         for number, (x, y) in enumerate(
-            labelled(loader, progress=progress, description=description)
+            labelled(loader, network, progress=progress, description=description)
         ):
             x = on_device(x, device)
             check_batch(number, x, network, shape)
+            if not isinstance(x, Tensor):
+                raise TypeError(
+                    f"batch {number} has the parts {form_of(x)}; a Gaussian process over the "
+                    "inputs takes them as one tensor"
+                )
             shape = x.shape[1:]
             f = outputs_of(network(x.clone()), x)  # the network may change its input in place
             if not bool(f.isfinite().all()):
