@@ -250,14 +250,19 @@ def measured(network: nn.Module, x: Batch) -> Tensor:
         return x
     counted = unmasked(network, x)
     parts = [over_positions(part, counted) for part in numbers(network, x).values()]
-    if len(parts) == 1:
+    if len(parts) == 1 and parts[0].dim() > 1:
         return parts[0]
-    return torch.cat([part.reshape(len(part), -1) for part in parts], 1)
+    return torch.cat([_flat(part) for part in parts], 1)
+
+
+def _flat(part: Tensor) -> Tensor:
+    """Its rows as vectors, ``(B, N)``; there may be one number in each."""
+    return part[:, None] if part.dim() == 1 else part.flatten(1)
 
 
 def vectors(h: Tensor) -> Tensor:
     """What a module that stands in for the input gave, averaged over positions, ``(B, D)``."""
-    return pooled(h).to(h.dtype) if h.dim() > 2 else h.reshape(len(h), -1)
+    return pooled(h).to(h.dtype) if h.dim() > 2 else h
 
 
 def largest(network: nn.Module, x: Batch) -> Tensor:
@@ -266,9 +271,9 @@ def largest(network: nn.Module, x: Batch) -> Tensor:
     It is NaN where the row holds one.
     """
     like = first_part(x)
-    found = torch.zeros(len(like), dtype=torch.float64, device=like.device)
+    found = torch.zeros(like.shape[0], dtype=torch.float64, device=like.device)
     for part in numbers(network, x).values():
-        found = found + part.detach().reshape(len(part), -1).abs().amax(1).double()
+        found = found + _flat(part.detach()).abs().amax(1).double()
     return found
 
 

@@ -50,8 +50,10 @@ def check_input(
     if not real:
         _check_integers(parts, network, measured)
     _, device = network_dtype_device(network)
-    rows = {name: len(part) if part.dim() else None for name, part in parts.items()}
-    if len(set(rows.values())) > 1 or None in rows.values():
+    first, *others = parts.values()
+    if any(part.dim() == 0 for part in parts.values()) or any(
+        part.shape[0] != first.shape[0] for part in others
+    ):
         sizes = ", ".join(f"'{name}' {tuple(part.shape)}" for name, part in parts.items())
         raise ValueError(
             f"the parts of the input have the shapes {sizes}; expected the same number of rows, "
@@ -69,7 +71,7 @@ def check_input(
 
 def _check_part(what: str, x: Tensor, network: nn.Module) -> None:
     """Refuse real numbers that are no batch, or not of the network's dtype or device."""
-    if x.dim() < 2:
+    if x.dim() < 2 and what == "the input":
         raise ValueError(
             f"{what} has shape {tuple(x.shape)}; expected a batch, (B, ...). "
             "For a single example use x[None]"

@@ -190,7 +190,7 @@ def capture(
         RuntimeError: On leaving, if a layer did not run.
         ValueError: During the pass, if a representation does not have that many rows.
     """
-    reader = _Reader(layers, takes, len(x) if isinstance(x, Tensor) else rows_of(x))
+    reader = _Reader(layers, takes, x.shape[0] if isinstance(x, Tensor) else rows_of(x))
     if not isinstance(x, Tensor):
         reader.counted = unmasked(network, x)
     before: dict[nn.Module, dict[int, int]] = {}
