@@ -489,6 +489,13 @@ def test_the_input_is_the_mean_of_the_embedding() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*are training inputs")
+def test_the_embedding_is_not_read_twice() -> None:
+    """By default it would be the first hidden stage."""
+    model = text_model(layers="auto")
+    assert model.layers == ["input", "mix", "head:input"]
+
+
+@pytest.mark.filterwarnings("ignore:.*are training inputs")
 def test_ids_alone_may_differ_in_length(tmp_path: Path) -> None:
     batches = [texts(30, longest, seed=longest)["input_ids"] for longest in (5, 9, 7)]
     model = RGPR(Text(), input="words", layers=["mix"]).fit(batches, progress=False)

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from .._network import batches
-from .._network.batches import Batch, Form, Kept, Shape
 from .._network.checks import (
     check_batch,
     check_logits,
@@ -94,7 +93,7 @@ class Fitted:
     """
 
     layers: list[str]
-    shape: Shape
+    shape: batches.Shape
     residual: Residual
     keys: Tensor
     count: int
@@ -114,7 +113,7 @@ def fit(plan: Plan, train_loader: Iterable[Any], progress: bool) -> Fitted:
     residual = Residual([c.finish() for c in collectors], combine=plan.recipe.combine)
     keys, *columns, y = (t.to(residual.sigma2.device) for t in probe.state[1])
     # In batches that the network is known to take.
-    sample = _Sample(plan, layers, Kept(seen.form, columns), y, seen.largest)
+    sample = _Sample(plan, layers, batches.Kept(seen.form, columns), y, seen.largest)
     if plan.recipe.combine == "sum":
         _set_paper_scales(residual, sample)
     else:
@@ -144,8 +143,8 @@ class _Pass:
         self._waits = self.device is not None and self.device.type == "cuda"
         self.layers: list[str] = []
         self.collectors: list[Collector] = []
-        self.shape: Shape = torch.Size()
-        self.form: Form = None
+        self.shape: batches.Shape = torch.Size()
+        self.form: batches.Form = None
         self.probe = Reservoir(_PROBE)
         self.largest = self._unseen = 0
 
@@ -179,7 +178,7 @@ class _Pass:
                 self._take_in(number, x, labels)
                 # A loader's rows are looked at where they are, while a GPU is at work.
                 plain = batch is like and like.is_floating_point()
-                columns = [like] if plain else Kept.columns_of(batch)
+                columns = [like] if plain else batches.Kept.columns_of(batch)
                 self.probe.add(batch, *columns, labels.beside(like))
                 if self._waits and number + 1 - self._unseen >= _LOOK:
                     self._check_sums(number)
@@ -196,17 +195,19 @@ class _Pass:
             "batch": self.largest,
         }
 
-    def _start(self, layers: list[str], shape: Shape, form: Form) -> None:
+    def _start(self, layers: list[str], shape: batches.Shape, form: batches.Form) -> None:
         if not self.layers:
             self.layers, self.shape, self.form = layers, shape, form
             self.collectors = self._plan.collectors(layers)
 
-    def _take_in(self, number: int, x: Batch, labels: _Labels) -> None:
+    def _take_in(self, number: int, x: batches.Batch, labels: _Labels) -> None:
         """Run the network on a batch, and add its representations to the statistics."""
         posterior, first = self._plan.posterior, not self.layers
         network, form = posterior.network, None if isinstance(x, Tensor) else batches.form_of(x)
         if first:
-            layers = posterior.choose_layers(self._plan.choice, x)
+            chosen = posterior.choose_layers(self._plan.choice, x)
+            # A module that stands in for the input is no other layer.
+            layers = [name for name in chosen if name.removesuffix("#0") != self._plan.source]
             shape = x.shape[1:] if isinstance(x, Tensor) else batches.shape_of(network, x)
             self._start(layers, {} if self._plan.source and form is None else shape, form)
         if form != self.form:
@@ -299,7 +300,7 @@ class _Sample:
 
     plan: Plan
     layers: Sequence[str]
-    x: Kept
+    x: batches.Kept
     y: Tensor
     batch: int
 
@@ -344,7 +345,6 @@ class _Sample:
                     else:
                         outputs = outputs_of(run(clone), x, posterior.output)
                 parts.append((outputs, *found))
-        # In the order in which the rows were kept.
         outputs, *columns = (torch.cat(column)[order] for column in zip(*parts, strict=True))
         predicted = torch.zeros_like(self.y) if regression else _predicted(outputs)
         return outputs.double(), torch.where(self.y < 0, predicted, self.y), columns
