@@ -492,7 +492,7 @@ def test_the_input_is_the_mean_of_the_embedding() -> None:
 def test_the_embedding_is_not_read_twice() -> None:
     """By default it would be the first hidden stage."""
     model = text_model(layers="auto")
-    assert model.layers == ["input", "mix", "head:input"]
+    assert model.layers == ["input", "head:input"]
 
 
 @pytest.mark.filterwarnings("ignore:.*are training inputs")
