@@ -38,6 +38,7 @@ NEEDED = {
     "sklearn": "the extra demo",
     "torchmetrics": "torchmetrics, which the extra laplace brings",
     "torchvision": "the extra train",
+    "transformers": "the extra zoo",
 }
 
 

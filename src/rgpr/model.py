@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from torch import Tensor, nn
 
 from ._backend.buffers import StableBuffers
 from ._backend.compiled import CompiledCall
-from ._network.checks import check_input, network_dtype_device, one_of
+from ._network.batches import Batch, Shape, dtype_of, run
+from ._network.checks import check_input, check_source, network_dtype_device, one_of
 from ._network.layers import LayerChoice, check_layers
+from ._network.outputs import Output
 from ._network.representation import Representation, names_of
 from ._network.running import plain_module
 from ._network.table import LayerTable, table_of
@@ -79,6 +82,13 @@ class RGPR(StableBuffers):
             measured, and how the representations become one variance.
         nan: What a row with a NaN gets: ``"propagate"`` (NaN, in that row alone) or ``"raise"``,
             which has to wait for the device at every call.
+        input: Where the input holds ids instead of real numbers, the name of the module that reads
+            them, such as ``"bert.embeddings.word_embeddings"``: its output, averaged over
+            positions, is then the representation ``"input"``.
+        output: Which part of what the network returns holds its outputs, where that is neither a
+            tensor nor has ``logits``: an index, a key or the name of an attribute, or a function,
+            with which the model cannot be saved. An :class:`rgpr.Posterior` keeps it as its own
+            ``output``.
 
     Example:
         >>> from torch import nn
@@ -113,6 +123,8 @@ class RGPR(StableBuffers):
         *,
         residual: str | ResidualRecipe = "onset",
         nan: str = "propagate",
+        input: str | None = None,
+        output: Output = None,
     ) -> None:
         super().__init__()
         if not isinstance(residual, str | ResidualRecipe):
@@ -121,6 +133,10 @@ class RGPR(StableBuffers):
             residual = RESIDUALS[one_of("residual", residual, tuple(RESIDUALS))]
         self.recipe = residual
         self.posterior = as_posterior(base)
+        if output is not None:
+            self.posterior.output = output
+        check_source(self.posterior.network, input)
+        self.input = input
         fitted_for = self.posterior.likelihood
         self._likelihood = likelihood_named(likelihood or fitted_for or "classification")
         if fitted_for not in (None, self.likelihood):
@@ -132,7 +148,7 @@ class RGPR(StableBuffers):
         self._choice = layers
         check_layers(self.posterior.network, layers)
         self._layers: list[Representation] = []
-        self._input_shape: torch.Size | None = None
+        self._input_shape: Shape | None = None
         self.residual = None
         device = network_dtype_device(self.posterior.network)[1]
         one = torch.ones((), dtype=torch.float64, device=device)
@@ -161,9 +177,10 @@ class RGPR(StableBuffers):
         it was.
 
         Args:
-            train_loader: Yields ``(x, y)``, ``x`` or dicts; batches are moved to the network's
-                device. Targets must fit the likelihood. Prototypes are of classes, and take the
-                network's own predictions if there are no targets.
+            train_loader: Yields ``(x, y)``, ``x``, ``(a, b, y)`` for a network that takes two
+                tensors, or dicts with entries named like the parameters of the network; batches
+                are moved to the network's device. Targets must fit the likelihood. Prototypes are
+                of classes, and take the network's own predictions if there are no targets.
             r: Factor on the standard deviations: larger makes the residual flatter.
             progress: Show a progress bar where there is a terminal.
 
@@ -177,7 +194,7 @@ class RGPR(StableBuffers):
                 is not finite, targets that do not fit the outputs, or a network that ends in a
                 softmax or a sigmoid; the message names the batch.
         """
-        plan = Plan(self.posterior, self._choice, self.recipe, self._likelihood, r)
+        plan = Plan(self.posterior, self._choice, self.recipe, self._likelihood, r, self.input)
         fitted = fit(plan, train_loader, progress)
         self._layers, self._input_shape = fitted.layers, fitted.shape
         self.residual = fitted.residual
@@ -417,12 +434,13 @@ class RGPR(StableBuffers):
     def compile(self, **options: Any) -> None:
         """Compile predictions in place as one graph: the network, its posterior and the residual.
 
-        Applies to plain calls, ``model(x)``; those with options, gradients of ``x``, autocast or
-        an empty batch run as before, and so do all while parts of the network have hooks that came
-        later. The first call takes as long as a compilation does, and so does the first one after
-        the model was fitted, calibrated or moved. Let it end before other threads predict.
-        Attributes of the network that are no tensors, such as ``eps``, are constants of the graph.
-        ``torch.compile(model)`` works too, but cuts the graph at every layer that is read.
+        Applies to plain calls, ``model(x)`` with one real tensor; other batches, and calls with
+        options, gradients of ``x``, autocast or an empty batch run as before, and so do all while
+        parts of the network have hooks that came later. The first call takes as long as a
+        compilation does, and so does the first one after the model was fitted, calibrated or moved.
+        Let it end before other threads predict. Attributes of the network that are no tensors, such
+        as ``eps``, are constants of the graph. ``torch.compile(model)`` works too, but cuts the
+        graph at every layer that is read.
 
         Args:
             options: For ``torch.compile``, such as ``mode="max-autotune"``.
@@ -443,7 +461,7 @@ class RGPR(StableBuffers):
 
     def forward(
         self,
-        x: Tensor,
+        x: Batch,
         *,
         link_approx: str = "probit",
         n_samples: int = 100,
@@ -459,7 +477,8 @@ class RGPR(StableBuffers):
         another.
 
         Args:
-            x: ``(B, ...)``, of the shape, dtype and device that the network takes.
+            x: ``(B, ...)``, of the shape, dtype and device that the network takes; or a dict or a
+                tuple of such tensors, for a network that takes several.
             link_approx: ``"probit"``, ``"mc"`` or, for classification alone, ``"bridge"``.
             n_samples: Number of samples for ``"mc"``. A multiple of the number of classes (of two
                 for labels) makes the confidence far away exactly ``1 / C``.
@@ -487,12 +506,13 @@ class RGPR(StableBuffers):
         extension = self._extension()
         if link_approx == "mc" and isinstance(self._likelihood, LabelLikelihood):
             drawn, limit = probabilities.draw(extension, x, n_samples, generator)
-            return probabilities.monte_carlo(self._likelihood, drawn, limit).to(x.dtype)
+            dtype = dtype_of(self.posterior.network, x)
+            return probabilities.monte_carlo(self._likelihood, drawn, limit).to(dtype)
         return probabilities.answer(extension, extension.read(x), link_approx, diagonal_output)
 
     def predictive_samples(
         self,
-        x: Tensor,
+        x: Batch,
         n_samples: int = 100,
         generator: torch.Generator | None = None,
         *,
@@ -513,14 +533,14 @@ class RGPR(StableBuffers):
         extension = self._extension()
         return probabilities.draw(extension, x, n_samples, generator, symmetric=symmetric)[0]
 
-    def variance(self, x: Tensor) -> Tensor:
+    def variance(self, x: Batch) -> Tensor:
         """The residual's variance ``v(x)``, ``(B,)`` in float64."""
-        extension = self._extension()
-        return probabilities.variance(extension, extension.read(x, self.posterior.network))
+        extension, network = self._extension(), self.posterior.network
+        return probabilities.variance(extension, extension.read(x, partial(run, network)))
 
     # -- how strange, and what follows -----------------------------------------------------------
 
-    def score(self, x: Tensor) -> Tensor:
+    def score(self, x: Batch) -> Tensor:
         """How strange each input is, ``(B,)`` in float64: higher is stranger.
 
         See :mod:`rgpr.answers.score` for the formula. It is fixed by :meth:`fit`: neither
@@ -530,7 +550,7 @@ class RGPR(StableBuffers):
         extension = self._extension()
         return score(extension, extension.read(x))
 
-    def _everything(self, x: Tensor, diagonal_output: bool = False) -> tuple[Tensor, ...]:
+    def _everything(self, x: Batch, diagonal_output: bool = False) -> tuple[Tensor, ...]:
         """What a plain call returns, the score, and the p-value if there is one, from one pass."""
         extension = self._extension()
         reading: Reading[Gaussian] = extension.read(x)
@@ -542,7 +562,7 @@ class RGPR(StableBuffers):
         return (*answers, strange, conformal.p_values(strange, self._references))
 
     @torch.no_grad()
-    def p_value(self, x: Tensor) -> Tensor:
+    def p_value(self, x: Batch) -> Tensor:
         """The share of data like the validation data that is at least as strange, ``(B,)``.
 
         A conformal p-value: for inputs exchangeable with those that :meth:`calibrate` saw, it is at
@@ -555,7 +575,7 @@ class RGPR(StableBuffers):
         return conformal.p_values(self.score(x), self._reference_scores())
 
     @torch.no_grad()
-    def flag(self, x: Tensor, alpha: float | None = None, *, fdr: float | None = None) -> Tensor:
+    def flag(self, x: Batch, alpha: float | None = None, *, fdr: float | None = None) -> Tensor:
         """Which inputs are too strange to be like the validation data, ``(B,)``.
 
         Args:
@@ -591,7 +611,7 @@ class RGPR(StableBuffers):
         return flagged | p.isnan()
 
     @torch.no_grad()
-    def predict_set(self, x: Tensor, coverage: float = 0.9) -> Tensor:
+    def predict_set(self, x: Batch, coverage: float = 0.9) -> Tensor:
         """Sets of classes that hold the right one with this probability, ``(B, C)`` booleans.
 
         The promise is about inputs exchangeable with the labelled data of :meth:`calibrate`, on
@@ -609,14 +629,14 @@ class RGPR(StableBuffers):
             )
         return self._set(x, self._bound(coverage))
 
-    def _set(self, x: Tensor, bound: Tensor) -> Tensor:
+    def _set(self, x: Batch, bound: Tensor) -> Tensor:
         """The alternatives on the last axis that belong to sets, as booleans."""
         reading: Reading[Gaussian] = self._extension().read(x)
         log_p = probabilities.log_probabilities(self._as_given(), reading)
         return conformal.inside(log_p, bound)
 
     @torch.no_grad()
-    def interval(self, x: Tensor, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
+    def interval(self, x: Batch, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
         """Bounds that hold the target with this probability, each ``(B, C)``.
 
         The promise is that of :meth:`predict_set`, for all outputs at once. For regression the
@@ -643,7 +663,7 @@ class RGPR(StableBuffers):
         return low, high
 
     @torch.no_grad()
-    def explain(self, x: Tensor) -> Explanation:
+    def explain(self, x: Batch) -> Explanation:
         """Which representation made each input how strange; ``print`` it."""
         extension = self._extension()
         return explain(extension, extension.read(x))
@@ -699,7 +719,8 @@ class RGPR(StableBuffers):
 
         Raises:
             RuntimeError: The model was not fitted.
-            TypeError: The posterior still needs the object it was made from.
+            TypeError: The posterior still needs the object it was made from, or ``output`` is a
+                function.
         """
         learned = {name: getattr(self, name) for name in _LEARNED}
         tensors = {name: tensor for name, tensor in learned.items() if tensor is not None}
@@ -735,6 +756,7 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
             parts.likelihood.name,
             residual=saved.recipe,
             nan=parts.nan,
+            input=parts.source,
         )
         model.residual = parts.residual
         model.temperature = parts.temperature

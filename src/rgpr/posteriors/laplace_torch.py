@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import nll_loss
 
+from .._network.batches import Batch, copied, mapped, rows_of
 from .._network.checks import network_dtype_device
 from .._network.loaders import labelled, on_device
 from .._network.running import evaluating, plain_module
@@ -49,11 +50,11 @@ class LaplacePosterior(Posterior):
         self.la = la
         self.likelihood = likelihood_of(la)
 
-    def forward(self, x: Tensor) -> Gaussian:
-        mean = self.point(x.clone())  # it may change its input in place, and there is another pass
+    def forward(self, x: Batch) -> Gaussian:
+        mean = self.point(copied(x))  # it may change its input in place, and there is another pass
         # Its backends differentiate by autograd, whatever the caller's grad mode.
         with torch.inference_mode(False), torch.enable_grad():
-            _, covariance = self.la._glm_predictive_distribution(x.detach().clone())
+            _, covariance = self.la._glm_predictive_distribution(_detached(x))
         return DenseGaussian(mean, covariance.detach())
 
     def mean_parts(self) -> list[tuple[nn.Module, float]]:
@@ -63,11 +64,12 @@ class LaplacePosterior(Posterior):
     def no_graph(self) -> str | None:
         return THROUGH_ANOTHER_LIBRARY
 
-    def covariances(self, x: Tensor) -> Tensor:
+    def covariances(self, x: Batch) -> Tensor:
         with torch.inference_mode(False), torch.enable_grad():
-            _, joint = self.la._glm_predictive_distribution(x.detach().clone(), joint=True)
-        outputs = len(joint) // len(x)
-        blocks: Tensor = joint.detach().reshape(len(x), outputs, len(x), outputs)
+            _, joint = self.la._glm_predictive_distribution(_detached(x), joint=True)
+        rows = rows_of(x)
+        outputs = len(joint) // rows
+        blocks: Tensor = joint.detach().reshape(rows, outputs, rows, outputs)
         return blocks.diagonal(dim1=1, dim2=3).permute(2, 0, 1)
 
 
@@ -163,7 +165,8 @@ def choose_prior_precision(
     if grid_size < 1:
         raise ValueError(f"grid_size = {grid_size}; expected at least one precision")
     check_fitted(la)
-    batches = labelled(val_loader, progress=progress, description="prior precision")
+    network = la.model.model if _is_feature_extractor(la.model) else la.model
+    batches = labelled(val_loader, network, progress=progress, description="prior precision")
     gaussians = _by_features(la, batches) if _structure(la) else _by_passes(la, batches)
     before = la.prior_precision
 
@@ -199,7 +202,7 @@ def choose_prior_precision(
 _Predictions = Callable[[], Iterator[tuple[Gaussian, Tensor]]]
 
 
-def _by_features(la: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> _Predictions:
+def _by_features(la: Any, batches: Iterable[tuple[Batch, Tensor]]) -> _Predictions:
     """What gives the predictions, and the targets, for the precision that ``la`` has then."""
     network, name = _network_and_head(la)
     device = network_dtype_device(network)[1]
@@ -217,7 +220,7 @@ def _by_features(la: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> _Predicti
     return gaussians
 
 
-def _by_passes(la: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> _Predictions:
+def _by_passes(la: Any, batches: Iterable[tuple[Batch, Tensor]]) -> _Predictions:
     """The same by a pass of the network for each precision."""
     kept = list(batches)
 
@@ -259,6 +262,11 @@ def likelihood_of(la: Any) -> str | None:
     """What it was fitted for, in our words; ``None`` for what we have no word for."""
     name = str(getattr(la.likelihood, "value", la.likelihood))
     return name if name in ("classification", "regression") else None
+
+
+def _detached(x: Batch) -> Any:
+    """A copy to be differentiated by laplace-torch, which takes dicts as they are."""
+    return mapped(x, lambda part: part.detach().clone())
 
 
 def _is_feature_extractor(network: nn.Module) -> bool:

@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn, update_bn
 from tqdm import tqdm
 
+from .._network.batches import run
+from .._network.loaders import inputs, on_device
 from .._network.running import plain_module
 from .sampled import WeightPosterior, normal_like, seed_from
 
@@ -214,9 +216,21 @@ def _statistics(network: nn.Module) -> dict[str, Tensor]:
     }
 
 
+class _Called(nn.Module):
+    """The network as torch's function runs it: on one argument."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Any) -> Any:
+        return run(self.network, x)
+
+
 def _update_statistics(network: nn.Module, train_loader: Iterable[Any]) -> None:
     device = next(network.parameters()).device
-    update_bn(train_loader, network, device=device)
+    given = inputs(train_loader, network, progress=False, description="SWAG statistics")
+    update_bn(((on_device(x, device),) for x in given), _Called(network))
     network.eval()
 
 

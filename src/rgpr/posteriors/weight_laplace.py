@@ -21,7 +21,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from .._network.loaders import labelled
+from .._network.batches import Batch
+from .._network.loaders import labelled, on_device
 from .laplace_torch import check_fitted, likelihood_of
 from .sampled import WeightPosterior, normal_like
 
@@ -151,7 +152,9 @@ class _AllLayerLaplace(WeightPosterior):
         )
         if prior_precision is not None:
             return cls.from_laplace(la, n_samples=n_samples, seed=seed)
-        data = list(labelled(val_loader or train_loader, progress=False, description="prior"))
+        data = list(
+            labelled(val_loader or train_loader, network, progress=False, description="prior")
+        )
         best, least = start, torch.inf
         for exponent in range(6):
             la.prior_precision = 10.0**exponent
@@ -162,13 +165,13 @@ class _AllLayerLaplace(WeightPosterior):
         return cls.from_laplace(la, n_samples=n_samples, seed=seed)
 
     @torch.no_grad()
-    def _loss(self, data: list[tuple[Tensor, Tensor]]) -> float:
+    def _loss(self, data: list[tuple[Batch, Tensor]]) -> float:
         """How badly the samples predict: negative log-likelihood, or squared error."""
         device = next(self.network.parameters()).device
         losses = []
         for x, y in data:
             generator = torch.Generator().manual_seed(self.seed)
-            samples, y = self.sample(x.to(device), self.n_samples, generator), y.to(device)
+            samples, y = self.sample(on_device(x, device), self.n_samples, generator), y.to(device)
             if self.likelihood == "regression":
                 losses.append((samples.mean(0) - y.reshape(len(y), -1)).square().mean())
             else:

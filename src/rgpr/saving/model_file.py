@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._network.batches import Shape
 from .._network.representation import Representation
 from ..extension import Extension
 from ..likelihoods import likelihood_named
@@ -67,6 +68,12 @@ def save(
             "and call fit again after loading that, or give the class a kind, config() and "
             "from_saved()"
         )
+    if callable(posterior.output):
+        raise TypeError(
+            "output= is a function, which a file cannot hold; name the part of what the network "
+            "returns by its index or key, as in output=0, or wrap the network in a module that "
+            "returns the tensor"
+        )
     tensors = {f"network.{k}": t for k, t in posterior.network.state_dict().items()}
     tensors |= {f"posterior.{k}": t for k, t in posterior.own_tensors().items()}
     own = {name: t for name, t in residual.named_buffers(recurse=False) if t is not None}
@@ -84,8 +91,10 @@ def save(
         "axes": [[each.batch, each.channel, each.token] for each in extension.representations],
         "coordinates": [coordinates.config() for coordinates in every],
         "residual": dataclasses.asdict(recipe),
-        "input_shape": list(extension.input_shape),
+        "input_shape": _shape_to_json(extension.input_shape),
         "nan": extension.nan,
+        "input": extension.source,
+        "output": posterior.output,
     }
     write(path, tensors, about)
 
@@ -120,11 +129,14 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> Saved:
         for name, buffer in list(residual.named_buffers(recurse=False)):
             if buffer is not None:
                 setattr(residual, name, scales[name].to(buffer))
+        posterior = Posterior.kinds[kind].from_saved(network, config, own)
+        if about.get("output") is not None:  # files of earlier versions know no such things
+            posterior.output = about["output"]
         extension = Extension(
-            Posterior.kinds[kind].from_saved(network, config, own),
+            posterior,
             residual,
             _representations(about),
-            torch.Size(about["input_shape"]),
+            _shape_from_json(about["input_shape"]),
             likelihood_named(about["likelihood"]),
             tensors["temperature"],
             about["nan"],
@@ -140,11 +152,24 @@ def _representations(about: dict[str, Any]) -> list[Representation]:
         raw = [config["of"] == "raw" for config in about["coordinates"]]
         about = about | {"axes": [[0, 1 if each else None, None] for each in raw]}
     pairs = zip(about["layers"], about["axes"], strict=True)
-    return [Representation(name, *axes) for name, axes in pairs]
+    first, *others = [Representation(name, *axes) for name, axes in pairs]
+    return [dataclasses.replace(first, source=about.get("input")), *others]
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}
+
+
+def _shape_to_json(shape: Shape) -> Any:
+    if isinstance(shape, torch.Size):
+        return list(shape)
+    return {name: list(sizes) for name, sizes in shape.items()}
+
+
+def _shape_from_json(shape: Any) -> Shape:
+    if isinstance(shape, list):
+        return torch.Size(shape)
+    return {name: tuple(sizes) for name, sizes in shape.items()}
 
 
 def _recipe_from_json(about: dict[str, Any]) -> ResidualRecipe:

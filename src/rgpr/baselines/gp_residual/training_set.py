@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..._network.checks import check_batch, network_dtype_device
+from ..._network.kept import form_of
 from ..._network.loaders import labelled, on_device
 from ..._network.moments import Moments
 from ..._network.outputs import outputs_of
@@ -116,10 +117,15 @@ def collect(
     shape: torch.Size | None = None
     with evaluating(network):
         for number, (x, y) in enumerate(
-            labelled(loader, progress=progress, description=description)
+            labelled(loader, network, progress=progress, description=description)
         ):
             x = on_device(x, device)
             check_batch(number, x, network, shape)
+            if not isinstance(x, Tensor):
+                raise TypeError(
+                    f"batch {number} has the parts {form_of(x)}; a Gaussian process over the "
+                    "inputs takes them as one tensor"
+                )
             shape = x.shape[1:]
             f = outputs_of(network(x.clone()), x)  # the network may change its input in place
             if not bool(f.isfinite().all()):

@@ -35,8 +35,14 @@ class PerExample(Objective):
         self.validation: Examples = collect(extension, loader, wanted)
         if self.takes_outliers:
             ood = options.ood
+            if ood is None and extension.source is not None:
+                raise ValueError(
+                    "the input holds ids, of which no noise can be made; pass outliers, "
+                    "ood=loader, such as texts of another kind"
+                )
             if ood is None:
-                ood = NoiseLoader(like_data, loader, seed=options.seed)
+                network = extension.posterior.network
+                ood = NoiseLoader(like_data, loader, seed=options.seed, network=network)
             # A generator may never end: as many outliers as there are examples will do.
             endless = not hasattr(ood, "__len__")
             of_outliers = Wanted(
