@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from .processes import active
+from .sources import as_batches
 
 __all__ = ["inputs", "inputs_and_targets", "labelled", "on_device"]
 
@@ -31,23 +31,7 @@ def inputs(loader: Iterable[Any], *, progress: bool, description: str) -> Iterat
 
 
 def _batches(loader: Iterable[Any], *, progress: bool, description: str) -> Iterator[Any]:
-    if isinstance(loader, Tensor | Dataset):
-        raise TypeError(
-            f"this is a {type(loader).__name__}, which yields single examples; pass a DataLoader "
-            "of it, or [x] for one batch x"
-        )
-    if (
-        isinstance(loader, tuple)
-        and len(loader) == 2
-        and all(isinstance(t, Tensor) for t in loader)
-    ):
-        first, second = loader
-        if first.dim() != second.dim() and len(first) == len(second):
-            raise TypeError(
-                f"this is a pair of tensors of shapes {tuple(first.shape)} and "
-                f"{tuple(second.shape)}, which reads as two batches of inputs; pass [(x, y)] for "
-                "one batch x with targets y"
-            )
+    loader = as_batches(loader)
     empty = True
     # `disable=None` hides the bar where nobody watches: no terminal, no bar.
     for batch in tqdm(loader, desc=description, leave=False, disable=None if progress else True):

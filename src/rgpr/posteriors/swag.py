@@ -24,6 +24,7 @@ from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn, update_bn
 from tqdm import tqdm
 
 from .._network.running import plain_module
+from .._network.sources import as_batches, check_read_again
 from .sampled import WeightPosterior, normal_like, seed_from
 
 __all__ = ["SWAG", "SWAGCollector"]
@@ -87,6 +88,7 @@ class SWAG(WeightPosterior):
 
     def estimate_statistics(self, train_loader: Iterable[Any], *, progress: bool = True) -> Self:
         """Running statistics of every sample in the bank, by a pass over the data each."""
+        check_read_again(train_loader, "SWAG")
         twin = copy.deepcopy(self.network)
         collected: list[list[Tensor]] = []
         samples = tqdm(
@@ -178,6 +180,7 @@ class SWAGCollector:
                     "the network has batch normalisation, whose statistics must be estimated for "
                     "every sample: pass the training loader"
                 )
+            check_read_again(train_loader, "SWAG")
             _update_statistics(network, train_loader)
         tensors: dict[str, Tensor] = {}
         means = list(network.parameters())
@@ -216,7 +219,7 @@ def _statistics(network: nn.Module) -> dict[str, Tensor]:
 
 def _update_statistics(network: nn.Module, train_loader: Iterable[Any]) -> None:
     device = next(network.parameters()).device
-    update_bn(train_loader, network, device=device)
+    update_bn(as_batches(train_loader, network), network, device=device)
     network.eval()
 
 

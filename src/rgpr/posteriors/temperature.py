@@ -19,6 +19,7 @@ from .._network.checks import check_target, network_dtype_device
 from .._network.layers import LayerChoice
 from .._network.loaders import labelled, on_device
 from .._network.running import evaluating
+from .._network.sources import as_batches
 from .base import Posterior, as_posterior
 from .gaussian import DiagonalGaussian, Gaussian, ScaledGaussian
 from .links import probit
@@ -59,10 +60,11 @@ class Temperature(Posterior):
             The posterior itself.
         """
         device = network_dtype_device(self.network)[1]
+        data = as_batches(val_loader, self.network)
         means, variances, targets = [], [], []
         with evaluating(self.base):
             for number, (x, y) in enumerate(
-                labelled(val_loader, progress=progress, description="temperature")
+                labelled(data, progress=progress, description="temperature")
             ):
                 gaussian: Gaussian = self.base(on_device(x, device).clone())
                 means.append(gaussian.mean.double())
