@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ._network.loaders import inputs
+from ._network.sources import as_batches
 
 __all__ = ["NoiseLoader", "far_away", "like_data", "permuted", "smoothed", "uniform"]
 
@@ -176,7 +177,7 @@ class NoiseLoader:
     def __iter__(self) -> Iterator[Tensor]:
         generator = torch.Generator().manual_seed(self.seed)
         waiting: list[Tensor] = []
-        for x in inputs(self.loader, progress=False, description="noise"):
+        for x in inputs(as_batches(self.loader), progress=False, description="noise"):
             waiting.append(x)
             if sum(map(len, waiting)) >= 2 * _POOL:
                 # Half stays behind, so that the last one is no smaller.

@@ -10,7 +10,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .processes import active
-from .sources import as_batches
 
 __all__ = ["inputs", "inputs_and_targets", "labelled", "on_device"]
 
@@ -31,7 +30,6 @@ def inputs(loader: Iterable[Any], *, progress: bool, description: str) -> Iterat
 
 
 def _batches(loader: Iterable[Any], *, progress: bool, description: str) -> Iterator[Any]:
-    loader = as_batches(loader)
     empty = True
     # `disable=None` hides the bar where nobody watches: no terminal, no bar.
     for batch in tqdm(loader, desc=description, leave=False, disable=None if progress else True):

@@ -83,6 +83,8 @@ def as_batches(source: Any, network: nn.Module | None = None) -> Iterable[Any]:
             data are streams of single examples.
         ValueError: Inputs and targets, or columns, differ in length.
     """
+    if isinstance(source, Batches | DataLoader | list):
+        return source
     floats = None if network is None else network_dtype_device(network)[0]
     floats = torch.get_default_dtype() if floats is None else floats
     if _is_array(source):
@@ -275,4 +277,5 @@ def _numbers(example: Any) -> int:
         example = list(example.values())
     if isinstance(example, list | tuple):
         return max(map(_numbers, example), default=0)
-    return int(np.prod(getattr(example, "shape", ())))
+    # One of no rows says how large a row would be.
+    return int(np.prod([max(1, size) for size in getattr(example, "shape", ())]))

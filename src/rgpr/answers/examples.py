@@ -19,7 +19,6 @@ from .._network.checks import check_batch, check_target, network_dtype_device
 from .._network.loaders import inputs, inputs_and_targets, labelled, on_device
 from .._network.processes import together
 from .._network.reservoir import Reservoir, row_keys
-from .._network.sources import as_batches
 from ..extension import Extension
 from ..posteriors.gaussian import DiagonalGaussian, Gaussian, symmetric_normal
 from ..posteriors.links import LINKS, log_softmax
@@ -171,7 +170,6 @@ def collect(extension: Extension, loader: Iterable[Any], wanted: Wanted) -> Exam
         wanted: What is kept.
     """
     device = network_dtype_device(extension.posterior.network)[1]
-    loader = as_batches(loader, extension.posterior.network)
     shards = together(lambda: _Shard(extension, wanted).read(loader), device)
     everything = Reservoir(max(size for size, _, _ in shards))
     for _, state, _ in shards:

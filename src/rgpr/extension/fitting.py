@@ -28,7 +28,6 @@ from .._network.outputs import outputs_of
 from .._network.processes import active, together
 from .._network.reservoir import Reservoir
 from .._network.running import INPUT, capture, evaluating
-from .._network.sources import as_batches
 from ..posteriors import Posterior
 from ..posteriors.gaussian import Gaussian
 from ..residual.collecting import Collector
@@ -100,7 +99,6 @@ def fit(plan: Plan, train_loader: Iterable[Any], progress: bool) -> Fitted:
     """Learn a residual from training data; see :meth:`rgpr.RGPR.fit`."""
     if not 0 < plan.r < torch.inf:
         raise ValueError(f"r = {plan.r} must be positive and finite: it scales standard deviations")
-    train_loader = as_batches(train_loader, plan.posterior.network)
     seen = _Pass(plan)
     shards = together(lambda: seen.over(train_loader, progress), seen.device)
     if len(shards) > 1:

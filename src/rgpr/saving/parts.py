@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from ..residual.coordinates import Coordinates
 from ..residual.recipes import ResidualRecipe, Strategy
 from ..residual.variance import Residual
 
-__all__ = ["Parts", "describe", "part", "put_together"]
+__all__ = ["Parts", "complete", "describe", "part", "put_together"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def put_together(
     Raises:
         ValueError: Something is missing, or a posterior of this kind is not known here.
     """
-    try:
+    with complete(where):
         posterior = base if isinstance(base, Posterior) else _posterior(about, tensors, base, where)
         recipe = _recipe_from_json(about["residual"])
         coordinates = [
@@ -92,11 +93,18 @@ def put_together(
             tensors["temperature"],
             about["nan"],
         )
-    except KeyError as missing:
-        raise ValueError(f"{where} is incomplete: it has no {missing}; save it again") from missing
     columns = about.get("columns")
     names = None if columns is None else tuple(columns)
     return Parts(extension, recipe, part(tensors, "learned."), names)
+
+
+@contextmanager
+def complete(where: Any) -> Iterator[None]:
+    """Say that what was saved lacks something, where that is looked up inside of this."""
+    try:
+        yield
+    except KeyError as missing:
+        raise ValueError(f"{where} is incomplete: it has no {missing}; save it again") from missing
 
 
 def _posterior(

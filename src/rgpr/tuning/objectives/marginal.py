@@ -31,7 +31,6 @@ from tqdm import tqdm
 from ..._network.checks import check_batch, check_target, network_dtype_device
 from ..._network.loaders import labelled, on_device
 from ..._network.running import capture, evaluating
-from ..._network.sources import as_batches
 from ...answers.examples import Parameters
 from ...extension import Extension
 from ...kernels import dscs_gram
@@ -216,7 +215,6 @@ def collect_matrices(extension: Extension, loader: Iterable[Any], progress: bool
     """
     posterior, residual = extension.posterior, extension.residual
     device = network_dtype_device(posterior.network)[1]
-    loader = as_batches(loader, posterior.network)
     coordinates = [residual.at(index) for index in range(len(extension.layers))]
     representations: list[list[Tensor]] = [[] for _ in coordinates]
     xs: list[Tensor] = []
