@@ -90,7 +90,7 @@ def _compiled(network: Any, model: Any, x: Tensor, device: str) -> dict[str, Any
 def _floor(network: nn.Module, model: RGPR, x: Tensor, device: str) -> dict[str, float]:
     """Bytes of the representations, and the seconds that reading them takes at least."""
     size = lambda h: h.numel() * h.element_size()  # noqa: E731
-    with capture(network, model.layers, [size] * len(model.layers), x) as sizes:
+    with capture(network, model._layers, [size] * len(model.layers), x) as sizes:
         network(x)
     return {"bytes": sum(sizes), "floor": sum(sizes) / _bandwidth(device)}
 

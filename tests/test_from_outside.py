@@ -187,10 +187,10 @@ def test_a_layer_picker_is_chosen_by_its_name(tmp_path: Path) -> None:
     assert again.layers == model.layers
     torch.testing.assert_close(again(x), model(x))
     # What a picker names is checked as what a user names.
-    rgpr.register_layer_picker("wrong", lambda network, x, keep_last: ["nothing"])
+    rgpr.register_layer_picker("wrong", lambda seen, keep_last: ["nothing"])
     with pytest.raises(ValueError, match="no layer 'nothing' runs in this network"):
         rgpr.RGPR(network, layers="wrong").fit([x], progress=False)
-    rgpr.register_layer_picker("none", lambda network, x, keep_last: ["input"])
+    rgpr.register_layer_picker("none", lambda seen, keep_last: ["input"])
     assert rgpr.RGPR(network, layers="none").fit([x], progress=False).layers == ["input"]
 
 
@@ -200,8 +200,8 @@ def test_names_that_pickers_cannot_have(name: str) -> None:
         rgpr.register_layer_picker(name, linear_layers)
 
 
-def linear_layers(network: nn.Module, x: Tensor, keep_last: bool) -> list[str]:
-    return [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+def linear_layers(seen: Any, keep_last: bool) -> list[str]:
+    return [call.name for call in seen.every if isinstance(call.module, nn.Linear)]
 
 
 def test_a_module_comes_before_a_picker_of_its_name() -> None:

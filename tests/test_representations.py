@@ -16,8 +16,9 @@ import rgpr
 from networks import EVERY_NETWORK, Functional, LeNet, Reused, Shared, Wrapper, mlp
 from rgpr import RGPR
 from rgpr._network.layers import check_layers, choose_layers
+from rgpr._network.representation import Representation, names_of
 from rgpr._network.running import capture, evaluating, plain_module, watching
-from rgpr._network.trace import linear_head
+from rgpr._network.trace import linear_head, trace
 
 
 def torchvision_resnet18(classes: int = 10) -> nn.Module:
@@ -41,12 +42,20 @@ EXPECTED_AUTO = {
 }
 
 
+clone = torch.clone
+
+
+def chosen(network: nn.Module, choice: Any, x: Tensor) -> list[str]:
+    return names_of(choose_layers(network, choice, x))
+
+
 def read(network: nn.Module, layers: list[str], x: Tensor) -> dict[str, Tensor]:
     """What `capture` hands over, cloned."""
+    plain = [Representation(layer) for layer in layers]
     with (
         torch.no_grad(),
         evaluating(network),
-        capture(network, layers, [torch.clone] * len(layers), x) as found,
+        capture(network, plain, [torch.clone] * len(layers), x) as found,
     ):
         network(x.clone())
     return dict(zip(layers[1:], found[1:], strict=True))
@@ -55,16 +64,19 @@ def read(network: nn.Module, layers: list[str], x: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", EVERY_NETWORK)
 def test_auto(name: str) -> None:
     build, shape = EVERY_NETWORK[name]
-    assert choose_layers(build(), "auto", torch.randn(5, *shape)) == ["input", *EXPECTED_AUTO[name]]
+    assert chosen(build(), "auto", torch.randn(5, *shape)) == [
+        "input",
+        *EXPECTED_AUTO[name],
+    ]
 
 
 def test_auto_on_resnet18_is_the_papers_choice() -> None:
     """With the pooled output of the last stage, which is what goes into the head."""
     network = torchvision_resnet18()
-    layers = choose_layers(network, "auto", torch.randn(2, 3, 64, 64))
+    layers = chosen(network, "auto", torch.randn(2, 3, 64, 64))
     assert layers == ["input", "layer1", "layer2", "layer3", "fc:input"]
     # Of images this small the last stage leaves one position, so pooling changes nothing.
-    layers = choose_layers(network, "auto", torch.randn(2, 3, 32, 32))
+    layers = chosen(network, "auto", torch.randn(2, 3, 32, 32))
     assert layers == ["input", "layer1", "layer2", "layer3", "layer4"]
 
 
@@ -72,7 +84,7 @@ def test_auto_looks_inside_a_backbone_below_a_head() -> None:
     backbone = torchvision_resnet18()
     backbone.fc = nn.Identity()
     network = nn.Sequential(backbone, nn.Linear(512, 3))
-    layers = choose_layers(network, "auto", torch.randn(2, 3, 64, 64))
+    layers = chosen(network, "auto", torch.randn(2, 3, 64, 64))
     assert layers == ["input", "0.layer1", "0.layer2", "0.layer3", "1:input"]
 
 
@@ -157,7 +169,12 @@ HEADS: dict[str, tuple[Any, tuple[int, ...], str, list[str]]] = {
         "fc",
         ["layer1", "layer2", "layer3", "fc:input"],
     ),
-    "class token": (vision_transformer, (3, 8, 8), "heads.head", ["heads.head:input"]),
+    "class token": (
+        vision_transformer,
+        (3, 8, 8),
+        "heads.head",
+        ["encoder.layers.encoder_layer_0", "heads.head:input"],
+    ),
     "dict": (lambda: Answers(dict), (4,), "head", ["head:input"]),
     "object": (lambda: Answers(SimpleNamespace), (4,), "head", ["head:input"]),
     "tied": (Tied, (4,), "fc", ["fc#1:input"]),
@@ -177,7 +194,7 @@ def test_auto_reads_what_goes_into_the_head(name: str) -> None:
     build, shape, head, expected = HEADS[name]
     network, x = build().eval(), torch.randn(5, *shape)
     assert linear_head(network, x) == head
-    layers = choose_layers(network, "auto", x)
+    layers = chosen(network, "auto", x)
     assert layers == ["input", *expected]
     last = read(network, layers, x)[layers[-1]]
     with torch.no_grad():
@@ -245,14 +262,21 @@ class _Products(nn.Module):
 def test_outputs_that_are_not_those_of_a_linear_layer_have_no_head(build: Any) -> None:
     network, x = build(), torch.randn(5, 4)
     assert linear_head(network, x) is None
-    assert not any(layer.endswith(":input") for layer in choose_layers(network, "auto", x))
+    # What the last layer reads is read all the same: all that the network knows passes there.
+    last = [call for call in trace(network, x).every if call.layers][-1]
+    taken = read(network, names := chosen(network, "auto", x), x)[names[-1]]
+    seen: list[Tensor] = []
+    handle = last.module.register_forward_pre_hook(lambda _, given: seen.append(given[0].clone()))
+    network(x)
+    handle.remove()
+    torch.testing.assert_close(taken, seen[-1])
 
 
 def test_a_head_behind_a_layer_that_changes_the_input_in_place() -> None:
     """The input itself is read as it came, so what goes into the head is something else."""
     network, x = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 3)), torch.randn(5, 4)
     before = x.clone()
-    assert choose_layers(network, "auto", x) == ["input", "1:input"]
+    assert chosen(network, "auto", x) == ["input", "1:input"]
     assert torch.equal(x, before)
     torch.testing.assert_close(read(network, ["input", "1:input"], x)["1:input"], x.relu())
 
@@ -265,7 +289,7 @@ def test_a_stage_of_any_size_is_not_read_twice(size: int) -> None:
     )
     x = torch.randn(2, 1, size, size)
     # The means over its positions are something else than all of them.
-    assert choose_layers(network, "auto", x) == ["input", "1", "3:input"][: 2 if size == 1 else 3]
+    assert chosen(network, "auto", x) == ["input", "1", "3:input"][: 2 if size == 1 else 3]
 
 
 def test_inputs_of_layers_by_name(tmp_path: Path) -> None:
@@ -275,8 +299,12 @@ def test_inputs_of_layers_by_name(tmp_path: Path) -> None:
     model = RGPR(network, layers=wanted).fit([x])
     # In the order in which they are computed: a block's input before what its parts make.
     assert model.layers == ["input", "block1.first", "block2:input", "fc:input"]
-    assert choose_layers(network, "block?:input", x) == ["input", "block1:input", "block2:input"]
-    assert choose_layers(network, ["block1", "block1:input", "block1.first"], x) == [
+    assert chosen(network, "block?:input", x) == [
+        "input",
+        "block1:input",
+        "block2:input",
+    ]
+    assert chosen(network, ["block1", "block1:input", "block1.first"], x) == [
         "input",
         "block1:input",
         "block1.first",
@@ -328,11 +356,11 @@ def test_inputs_that_are_no_representation_are_refused() -> None:
         "last": "got tuple, not a tensor",
     }.items():
         with pytest.raises(ValueError, match=f"'{layer}:input' cannot be a repr.*{message}"):
-            choose_layers(network, [f"{layer}:input"], x)
+            chosen(network, [f"{layer}:input"], x)
     # Without its input in sight, the head's features cannot be read; the stages still are.
-    assert not any(layer.endswith(":input") for layer in choose_layers(network, "auto", x))
+    assert not any(layer.endswith(":input") for layer in chosen(network, "auto", x))
     with pytest.raises(ValueError, match="no layer 'lost:input' runs"):
-        choose_layers(network, ["lost:input"], x)
+        chosen(network, ["lost:input"], x)
     with pytest.raises(ValueError, match="no layer 'lost:input' runs"):
         RGPR(network, layers=["lost:input"])
 
@@ -344,40 +372,44 @@ class Swish(nn.Module):
 
 def test_auto_takes_a_users_own_activation() -> None:
     network = nn.Sequential(nn.Linear(4, 5), Swish(), nn.Dropout(), nn.Linear(5, 3))
-    assert choose_layers(network, "auto", torch.randn(2, 4)) == ["input", "1"]
+    assert chosen(network, "auto", torch.randn(2, 4)) == ["input", "1"]
 
 
 def test_auto_of_a_linear_model_is_the_input_alone() -> None:
-    assert choose_layers(nn.Linear(4, 3), "auto", torch.randn(2, 4)) == ["input"]
+    assert chosen(nn.Linear(4, 3), "auto", torch.randn(2, 4)) == ["input"]
     flat = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Softmax(-1))
-    assert choose_layers(flat, "auto", torch.randn(2, 4)) == ["input"]
+    assert chosen(flat, "auto", torch.randn(2, 4)) == ["input"]
 
 
 def test_names_globs_and_functions() -> None:
     network, x = LeNet(), torch.randn(2, 1, 8, 8)
-    assert choose_layers(network, "input", x) == ["input"]
-    assert choose_layers(network, [], x) == ["input"]
+    assert chosen(network, "input", x) == ["input"]
+    assert chosen(network, [], x) == ["input"]
     # Always in the order of computation, the input first.
-    assert choose_layers(network, ["classifier.1", "input", "features.0"], x) == [
+    assert chosen(network, ["classifier.1", "input", "features.0"], x) == [
         "input",
         "features.0",
         "classifier.1",
     ]
-    assert choose_layers(network, "features.[37]", x) == ["input", "features.3", "features.7"]
-    assert choose_layers(network, lambda name, module: isinstance(module, nn.Linear), x) == [
+    assert chosen(network, "features.[37]", x) == [
+        "input",
+        "features.3",
+        "features.7",
+    ]
+    assert chosen(network, lambda name, module: isinstance(module, nn.Linear), x) == [
         "input",
         "classifier.1",
         "classifier.4",
     ]
-    assert choose_layers(network, ["features"], x) == ["input", "features"]
+    assert chosen(network, ["features"], x) == ["input", "features"]
 
 
 def test_reused_and_shared_modules_are_numbered() -> None:
     x = torch.randn(2, 4)
-    assert choose_layers(Reused(), "relu", x) == ["input", "relu#0", "relu#1"]
-    assert choose_layers(Reused(), ["relu#1"], x) == ["input", "relu#1"]
+    assert chosen(Reused(), "relu", x) == ["input", "relu#0", "relu#1"]
+    assert chosen(Reused(), ["relu#1"], x) == ["input", "relu#1"]
     # The second name of a shared module finds it too.
-    assert choose_layers(Shared(), ["again"], x) == ["input", "first#0", "first#1"]
+    assert chosen(Shared(), ["again"], x) == ["input", "first#0", "first#1"]
 
 
 @pytest.mark.parametrize("name", EVERY_NETWORK)
@@ -385,7 +417,7 @@ def test_capture_hands_over_what_the_layers_computed(name: str) -> None:
     """Against a second, independent way: cutting the network by hand or hooking it plainly."""
     build, shape = EVERY_NETWORK[name]
     network, x = build().eval(), torch.randn(5, *shape)
-    layers = choose_layers(network, "auto", x)
+    layers = chosen(network, "auto", x)
     seen = read(network, layers, x)
     by_hand: dict[str, list[Tensor]] = {}
     handles = []
@@ -420,7 +452,8 @@ def test_in_place_activation_does_not_reach_the_layer_before_it() -> None:
 def test_only_the_first_pass_is_read() -> None:
     network, x = mlp(), torch.randn(5, 4)
     seen: list[Tensor] = []
-    with torch.no_grad(), capture(network, ["input", "1"], [len, seen.append], x):
+    layers = [Representation("input"), Representation("1")]
+    with torch.no_grad(), capture(network, layers, [len, seen.append], x):
         network(x)
         network(2 * x)
     assert len(seen) == 1
@@ -524,8 +557,8 @@ class Odd(nn.Module):
 
 
 class _Table(nn.Module):
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"h": x.relu()}
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        return {"note": "no tensor", "h": x.relu()}
 
 
 class _Turned(nn.Module):
@@ -541,7 +574,7 @@ class _Whole(nn.Module):
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        ("table", "returned dict, not a tensor"),
+        ("table", "returned str, not a tensor"),
         ("turned", r"shape \(4, 6\) for a batch of 6"),
         ("whole", "torch.int64, not real numbers"),
     ],
@@ -666,8 +699,8 @@ def test_networks_that_share_parts_do_not_disturb_each_other() -> None:
 def test_a_module_called_input_is_not_the_input() -> None:
     build, shape = EVERY_NETWORK["named input"]
     network, x = build(), torch.randn(6, *shape)
-    assert choose_layers(network, "input", x) == ["input"]
-    assert choose_layers(network, ["./input"], x) == ["input", "./input"]
+    assert chosen(network, "input", x) == ["input"]
+    assert chosen(network, ["./input"], x) == ["input", "./input"]
     seen = read(network, ["input", "./input"], x)
     torch.testing.assert_close(seen["./input"], network.input(x).detach())
 
@@ -675,13 +708,13 @@ def test_a_module_called_input_is_not_the_input() -> None:
 def test_names_with_characters_of_globs() -> None:
     network = nn.Sequential(OrderedDict({"l[0]": nn.Linear(4, 5), "l0": nn.Linear(5, 3)}))
     x = torch.randn(6, 4)
-    assert choose_layers(network, ["l[0]"], x) == ["input", "l[0]"]
-    assert choose_layers(network, ["l[0-9]"], x) == ["input", "l0"]
+    assert chosen(network, ["l[0]"], x) == ["input", "l[0]"]
+    assert chosen(network, ["l[0-9]"], x) == ["input", "l0"]
     check_layers(network, ["l[0]"])
 
 
 class TimeFirst(nn.Module):
-    """An LSTM with the time first: only a batch as long as the sequence looks right."""
+    """An LSTM with the time first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -691,11 +724,17 @@ class TimeFirst(nn.Module):
         return self.last(self.lstm(x.transpose(0, 1))[0][-1])
 
 
-def test_a_batch_that_is_not_first_is_refused_by_name() -> None:
-    with pytest.raises(
-        ValueError, match=r"layer 'lstm' cannot be a .* shape \(2, 6, 6\) for a batch of 6"
-    ):
-        RGPR(TimeFirst(), layers=["lstm"]).fit([torch.randn(6, 2, 4)])
+@pytest.mark.parametrize("rows", [1, 2, 3, 6, 13, 40])
+@pytest.mark.parametrize("length", [2, 3, 6, 13])
+def test_a_batch_that_is_not_first_is_found(rows: int, length: int) -> None:
+    """Also where the sequence is as long as there are rows."""
+    network, x = TimeFirst().eval(), torch.randn(rows, length, 4)
+    [_, layer] = choose_layers(network, {"lstm": "mean"}, x)
+    assert (layer.batch, layer.channel) == (1, -1)
+    with torch.no_grad(), capture(network, [Representation("input"), layer], [len, clone], x) as h:
+        network(x)
+    expected = network.lstm(x.transpose(0, 1))[0].permute(1, 2, 0)
+    torch.testing.assert_close(h[1], expected.detach())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

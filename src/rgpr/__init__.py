@@ -18,7 +18,7 @@ from . import (
     tuning,
 )
 from ._network.pickers import register_layer_picker
-from .model import RGPR, check, load
+from .model import RGPR, check, layers, load
 from .posteriors import Posterior, as_posterior, register_posterior
 from .residual.recipes import ResidualRecipe, Strategy
 from .saving import export
@@ -36,6 +36,7 @@ __all__ = [
     "guarantee",
     "integrations",
     "kernels",
+    "layers",
     "load",
     "metrics",
     "noise",

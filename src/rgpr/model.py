@@ -18,8 +18,11 @@ from ._backend.buffers import StableBuffers
 from ._backend.compiled import CompiledCall
 from ._network.checks import check_input, network_dtype_device, one_of
 from ._network.layers import LayerChoice, check_layers
+from ._network.representation import Representation, names_of
 from ._network.running import plain_module
 from ._network.sources import as_batches, check_columns
+from ._network.table import LayerTable, table_of
+from ._network.trace import few, trace
 from .answers import conformal, probabilities
 from .answers.calibration import Calibration, calibrate
 from .answers.explanation import Explanation, explain
@@ -47,7 +50,7 @@ from .tuning.options import Options
 from .tuning.result import TuningResult
 from .tuning.run import tune
 
-__all__ = ["RGPR", "check", "load"]
+__all__ = ["RGPR", "check", "layers", "load"]
 
 # Tensors that a fit or a calibration makes: there or not, and of whatever size.
 _LEARNED = (
@@ -71,8 +74,11 @@ class RGPR(StableBuffers):
     Args:
         base: An ``nn.Module`` (a point estimate) that returns logits or regression outputs, a
             fitted laplace-torch object, or any :class:`rgpr.Posterior`.
-        layers: Which representations the residual reads beside the input: ``"auto"`` for the
-            hidden stages, names of modules, globs, or a function of (name, module) to bool.
+        layers: Which representations the residual reads beside the input: ``"auto"`` for up to
+            eleven hidden stages, names of modules, globs, or a function of (name, module) to bool.
+            A dict says how each is read: ``{"encoder.*": 1}`` names the axis of the channels,
+            ``"first"``, ``"last"`` or ``"mean"`` the position of a sequence, ``None`` leaves both
+            to the modules around it. :func:`rgpr.layers` shows what would be read.
         likelihood: ``"classification"`` or ``"regression"``; by default what ``base`` was
             fitted for, else classification.
         residual: ``"onset"`` (exactly zero at most data), ``"paper"`` or a
@@ -136,7 +142,7 @@ class RGPR(StableBuffers):
         self.nan = one_of("nan", nan, ("propagate", "raise"))
         self._choice = layers
         check_layers(self.posterior.network, layers)
-        self._layers: list[str] = []
+        self._layers: list[Representation] = []
         self._input_shape: torch.Size | None = None
         self._columns: tuple[str, ...] | None = None
         self.residual = None
@@ -209,7 +215,7 @@ class RGPR(StableBuffers):
     def layers(self) -> list[str]:
         """Names of the representations, ``"input"`` first."""
         self._fitted()
-        return list(self._layers)
+        return names_of(self._layers)
 
     @property
     def sigma2(self) -> Tensor:
@@ -228,7 +234,7 @@ class RGPR(StableBuffers):
         if new.shape not in (torch.Size([]), residual.sigma2.shape):
             raise ValueError(
                 f"sigma2 has shape {tuple(new.shape)}; expected a number or one for each of the "
-                f"{len(self._layers)} layers {self._layers}"
+                f"{len(self._layers)} layers {self.layers}"
             )
         if not bool((new.isfinite() & (new >= 0)).all()):
             raise ValueError(f"sigma2 = {new.tolist()} must be finite and not negative")
@@ -738,7 +744,7 @@ class RGPR(StableBuffers):
         now, device = parts.extension, self._device
         self.posterior, self.recipe, self._columns = now.posterior, parts.recipe, parts.columns
         self.likelihood, self.nan = now.likelihood, now.nan
-        self._layers, self._input_shape = list(now.layers), now.input_shape
+        self._layers, self._input_shape = list(now.representations), now.input_shape
         self.residual = now.residual.to(device)
         self._temperature = now.temperature.to(device)
         # A state may name these tensors alone, and none of the model's other attributes.
@@ -755,7 +761,7 @@ class RGPR(StableBuffers):
         """Nothing is left to do: the state was read before the tensors."""
 
     def extra_repr(self) -> str:
-        layers = self._layers or self._choice
+        layers = names_of(self._layers) or self._choice
         return f"likelihood={self.likelihood!r}, layers={layers!r}"
 
 
@@ -783,6 +789,32 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
     network.load_state_dict(weights)
     device = network_dtype_device(network)[1]
     return model if device is None else model.to(device)
+
+
+def layers(base: Any, example: Tensor, choice: LayerChoice = "auto") -> LayerTable:
+    """Every layer that runs in a network, which of them a model would read, and why; ``print`` it.
+
+    Nothing is fitted: the network runs on a few rows, in evaluation mode.
+
+    Args:
+        base: What :class:`RGPR` takes.
+        example: A batch of inputs, best of more than one row.
+        choice: What :class:`RGPR` would get as ``layers``.
+
+    Example:
+        >>> from torch import nn
+        >>> network = nn.Sequential(nn.Conv1d(3, 8, 5), nn.ReLU(), nn.Flatten(), nn.Linear(96, 2))
+        >>> print(layers(network, torch.randn(4, 3, 16)))
+           name     kind     shape       channels    why
+        *  input             (B, 3, 16)  axis 1: 3   always read: it carries the guarantee
+           0        Conv1d   (B, 8, 12)  axis 1: 8   between layers that are read
+        *  1        ReLU     (B, 8, 12)  axis 1: 8   read
+           2        Flatten  (B, 96)     axis 1: 96  between layers that are read
+        *  3:input  Linear   (B, 96)     axis 1: 96  read: what goes into it
+           3        Linear   (B, 2)      axis 1: 2   makes the outputs
+        * read: 3 of 6
+    """
+    return table_of(trace(as_posterior(base).network, few(example)), choice)
 
 
 def check(model: RGPR, *, seed: int = 0) -> Check:

@@ -19,10 +19,10 @@ import torch
 from torch import nn
 
 from .context import Context
-from .data import read_split
+from .data import ImageSet, read_split
 from .training import RunOptions, TrainingPlan, lenet, resnet18, train
 
-__all__ = ["MEMBERS", "SETTINGS", "ensemble", "trained"]
+__all__ = ["MEMBERS", "SETTINGS", "Setting", "ensemble", "kept", "trained", "trained_on"]
 
 MEMBERS = 5
 
@@ -60,12 +60,6 @@ SETTINGS = {
 }
 
 
-def plan_of(context: Context, name: str) -> TrainingPlan:
-    """The training plan of a set; the small version has a tenth of its epochs."""
-    plan = SETTINGS[name].plans[context.recipe]
-    return replace(plan, epochs=max(1, plan.epochs // 10)) if context.small else plan
-
-
 def trained(context: Context, name: str, seed: int, *, progress: bool = True) -> nn.Module:
     """The network of a set and a seed, on the context's device, in evaluation mode.
 
@@ -74,20 +68,44 @@ def trained(context: Context, name: str, seed: int, *, progress: bool = True) ->
         ValueError: The checkpoint is of another training run.
     """
     training, _ = read_split(context.data, name, context.device, context.download)
+    return trained_on(context, training, SETTINGS[name], name, seed, progress=progress)
+
+
+def trained_on(
+    context: Context,
+    training: ImageSet,
+    setting: Setting,
+    name: str,
+    seed: int,
+    *,
+    progress: bool = True,
+) -> nn.Module:
+    """The network of a setting and a seed; the small version has a tenth of the plan's epochs.
+
+    Args:
+        context: Where to train, and where the checkpoint is kept.
+        training: The training data.
+        setting: How the network is built and trained.
+        name: Name of the checkpoint, which other networks must not have.
+        seed: Seed of the weights and of the training.
+        progress: Show a progress bar where there is a terminal.
+
+    Raises:
+        ValueError: The checkpoint is of another training run.
+    """
+    plan = setting.plans[context.recipe]
+    if context.small:
+        plan = replace(plan, epochs=max(1, plan.epochs // 10))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = SETTINGS[name].build()
-    train(
-        network,
-        (training.x, training.y),
-        plan_of(context, name),
-        RunOptions(
-            seed=seed,
-            device=context.device,
-            checkpoint=_checkpoint(context, name, seed),
-            progress=progress,
-        ),
+        network = setting.build()
+    options = RunOptions(
+        seed=seed,
+        device=context.device,
+        checkpoint=kept(context, name, seed, "safetensors"),
+        progress=progress,
     )
+    train(network, (training.x, training.y), plan, options)
     return network
 
 
@@ -96,9 +114,10 @@ def ensemble(context: Context, name: str, seed: int) -> list[nn.Module]:
     return [trained(context, name, seed + member) for member in range(MEMBERS)]
 
 
-def _checkpoint(context: Context, name: str, seed: int) -> Path:
+def kept(context: Context, name: str, seed: int, ending: str) -> Path:
+    """A file of a network in a folder that version control leaves alone, and which is made here."""
     folder = context.out / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ".gitignore").write_text("*\n")
     kind = f"{context.recipe}-small" if context.small else context.recipe
-    return folder / f"{name}-{kind}-seed{seed}.safetensors"
+    return folder / f"{name}-{kind}-seed{seed}.{ending}"

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from rgpr_paper import all_experiments
-from rgpr_paper.experiments import small_data, tuning, two_answers
+from rgpr_paper.experiments import families, small_data, tuning, two_answers
 from rgpr_paper.report import block_markdown, write_report
 from rgpr_paper.section import Table
 
@@ -53,11 +53,13 @@ def tables_of_the_docs() -> dict[tuple[str, str], list[Table]]:
     """Tables that stand between marks in README and docs, by page and mark."""
     answers = two_answers.render(RESULTS / "two-answers").blocks
     small = small_data.render(RESULTS / "small-data").blocks
+    layers = families.render(RESULTS / "families").blocks
     objectives = tuning.render(RESULTS / "tuning").blocks
     return {
         ("docs/tuning.md", "tuning"): [b for b in objectives if isinstance(b, Table)][1:],
         ("README.md", "two answers"): [two_answers.summary(RESULTS / "two-answers")],
         ("docs/residuals.md", "two answers"): [b for b in answers if isinstance(b, Table)],
+        ("docs/residuals.md", "families"): [b for b in layers if isinstance(b, Table)],
         ("docs/residuals.md", "small data"): [b for b in small if isinstance(b, Table)],
     }
 
@@ -79,6 +81,7 @@ def test_pictures_in_the_docs_are_those_of_the_results() -> None:
         "far-away": "far-away/far-away",
         "rotated": "rotated-mnist/rotated",
         "corrupted": "corrupted-cifar10/bars",
+        "families": "families/families",
     }.items():
         shown = (ROOT / "docs" / "images" / f"results-{name}.png").read_bytes()
         assert shown == (RESULTS / f"{picture}.png").read_bytes()

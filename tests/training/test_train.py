@@ -113,7 +113,7 @@ def test_plans_become_the_optimisers_they_name() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"optimizer": "lion"}, r"optimizer = 'lion'; expected one of adam, sgd"),
+        ({"optimizer": "lion"}, r"optimizer = 'lion'; expected one of adam, adamw, sgd"),
         ({"augment": "flip"}, r"augment = 'flip'"),
         ({"epochs": 0}, r"epochs = 0; expected at least 1"),
         ({"lr": -1.0}, r"lr = -1.0; the learning rate must be positive"),

@@ -264,10 +264,11 @@ def pooled(h: Tensor) -> Tensor:
     """Means over positions, ``(B, C)``, in float64 for float64 and in float32 for all others.
 
     Args:
-        h: Images ``(B, C, ...)``, or sequences ``(B, T, C)``.
+        h: ``(B, C, ...)``, positions last, in whatever order the axes lie in memory.
     """
-    positions = 1 if h.dim() == 3 else tuple(range(2, h.dim()))
-    return h.mean(positions, dtype=h.dtype if h.dtype == torch.float64 else torch.float32)
+    return h.mean(
+        tuple(range(2, h.dim())), dtype=h.dtype if h.dtype == torch.float64 else torch.float32
+    )
 
 
 @operation

@@ -5,54 +5,67 @@ several times in one pass is numbered, ``"relu#0"``, ``"relu#1"``. The input is 
 representation, under the name ``"input"``; a module of that name is ``"./input"``. What goes into a
 module instead of what comes out is ``"fc:input"``.
 
-A choice is a list of names and globs, a function of name and module, or the name of a *picker*,
-which looks at the network and chooses: :mod:`rgpr._network.pickers` holds those that there are.
+A choice is a list of names and globs, a dict of them with how each is read, a function of name and
+module, or the name of a *picker*, which looks at the network and chooses:
+:mod:`rgpr._network.pickers` holds those that there are. In a glob ``*`` stands for anything
+without a dot, so that ``"blocks.*"`` are the blocks and not their parts, and ``**`` for anything.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections import Counter
-from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor, nn
 
 from .pickers import PICKERS
-from .running import GOES_IN, INPUT, parse_layer
-from .trace import Call, few, label, trace
+from .representation import INPUT, Representation, parse_layer
+from .trace import Call, Side, Trace, few, trace
 
-__all__ = ["LayerChoice", "check_layers", "choose_layers"]
+__all__ = ["How", "LayerChoice", "check_layers", "choose_layers", "choose_of"]
 
-LayerChoice = str | Sequence[str] | Callable[[str, nn.Module], bool]
+# How a layer is read: the axis of its channels, or which position of a sequence.
+How = int | str | None
+LayerChoice = str | Sequence[str] | Mapping[str, How] | Callable[[str, nn.Module], bool]
+
+_POSITIONS = {"first": 0, "last": -1, "mean": None}
 
 
 def check_layers(network: nn.Module, choice: LayerChoice) -> None:
     """Refuse names that no module of the network has, before any data is seen.
 
     Raises:
+        TypeError: Not a choice of layers.
         ValueError: Names the unknown layer and the nearest known ones.
     """
     if callable(choice) or _is_picker(network, choice):
         return
-    if not isinstance(choice, str | Sequence):
+    if not isinstance(choice, str | Sequence | Mapping):
         raise TypeError(
-            f"layers={choice!r}; expected 'auto', 'input', names of modules or globs, or a "
-            "function of name and module"
+            f"layers={choice!r}; expected 'auto', 'input', names of modules or globs, a dict of "
+            "them with the axis of the channels of each, or a function of name and module"
         )
     names = [name for name, _ in network.named_modules(remove_duplicate=False) if name]
-    for pattern in _patterns(choice):
+    for pattern, how in _patterns(choice).items():
+        if isinstance(how, bool) or not (how is None or isinstance(how, int) or how in _POSITIONS):
+            raise TypeError(
+                f"layers={{{pattern!r}: {how!r}}}; expected the axis of the channels as a number, "
+                "'first', 'last' or 'mean' for the position of a sequence that is read, or None"
+            )
         if not _matching(parse_layer(pattern)[0], names):
             raise ValueError(_unknown(pattern, names))
 
 
 def choose_layers(
     network: nn.Module, choice: LayerChoice, x: Tensor, *, keep_last: bool = False
-) -> list[str]:
-    """Names of the representations, in the order in which they are computed, input first.
+) -> list[Representation]:
+    """The representations, in the order in which they are computed, input first.
 
     Args:
-        network: The network; it runs once on a few rows of ``x``, in evaluation mode.
+        network: The network; it runs on a few rows of ``x``, in evaluation mode.
         choice: The name of a picker; names and globs; or a function of (name, module) to bool.
         x: A batch of inputs.
         keep_last: A picker takes the last stage too: it makes features here, not outputs.
@@ -60,47 +73,96 @@ def choose_layers(
     Raises:
         ValueError: A name matches nothing that ran, or a chosen layer has no representation.
     """
-    x = few(x)
-    if _is_picker(network, choice):
-        picked = PICKERS[str(choice)](network, x, keep_last)
-        if choice == "auto" or picked == [INPUT]:
-            return picked
-        choice = picked
-    root = trace(network, x)
-    events = _events(root)
-    finished = [call for call, begins in events if not begins]
-    runs = Counter(call.module for call in finished)
-    aliases: dict[int, list[str]] = {id(module): [] for module in network.modules()}
-    for name, module in network.named_modules(remove_duplicate=False):
-        aliases[id(module)].append(name)
-    ids: set[int] = set()
-    into: set[int] = set()
-    if callable(choice):
-        ids = {id(call) for call in finished if choice(call.name, call.module)}
-        if not ids:
-            raise ValueError("the function given as layers chose none; use layers='input' for that")
-    else:
-        every_name = [name for names in aliases.values() for name in names]
-        for pattern in _patterns(choice):
-            name, number, goes_in = parse_layer(pattern)
-            matching = set(_matching(name, every_name))
-            matches = [
-                call
-                for call in finished
-                if matching & set(aliases[id(call.module)]) and number in ("", str(call.number))
-            ]
-            if not matches:
-                raise ValueError(_unknown(pattern, [label(call, runs) for call in finished]))
-            (into if goes_in else ids).update(id(call) for call in matches)
-    chosen = [INPUT]
-    for call, begins in events:
-        if id(call) in (into if begins else ids):
-            name = label(call, runs) + (GOES_IN if begins else "")
-            problem = call.input_problem if begins else call.problem
-            if problem:
-                raise ValueError(f"layer '{name}' cannot be a representation: {problem}")
-            chosen.append(name)
+    return choose_of(trace(network, few(x)), choice, keep_last=keep_last)
+
+
+def choose_of(seen: Trace, choice: LayerChoice, *, keep_last: bool = False) -> list[Representation]:
+    """:func:`choose_layers` of a network that was looked at."""
+    automatic = isinstance(choice, str) and choice == "auto"
+    if _is_picker(seen.network, choice):
+        choice = PICKERS[str(choice)](seen, keep_last)
+    wanted = _by_function(seen, choice) if callable(choice) else _by_name(seen, choice)
+    chosen = [replace(seen.representation(seen.root, goes_in=True), name=INPUT)]
+    for call, goes_in in _events(seen.root):
+        if (id(call), goes_in) in wanted:
+            side = call.given if goes_in else call.made
+            name = seen.label(call, goes_in=goes_in)
+            if side.problem:
+                raise ValueError(f"layer '{name}' cannot be a representation: {side.problem}")
+            representation = seen.representation(call, goes_in=goes_in)
+            chosen.append(_read_as(representation, side, wanted[id(call), goes_in]))
+    if automatic and len(chosen) == 1:
+        _warn_of_input_alone(seen)
     return chosen
+
+
+def _by_function(
+    seen: Trace, choice: Callable[[str, nn.Module], bool]
+) -> dict[tuple[int, bool], How]:
+    """The runs that a function chose, each with how it is read."""
+    found: dict[tuple[int, bool], How] = {
+        (id(call), False): None for call in seen.every if choice(call.name, call.module)
+    }
+    if not found:
+        raise ValueError("the function given as layers chose none; use layers='input' for that")
+    return found
+
+
+def _by_name(
+    seen: Trace, choice: str | Sequence[str] | Mapping[str, How]
+) -> dict[tuple[int, bool], How]:
+    """The runs that names and globs stand for, by every name that a module has."""
+    aliases: dict[nn.Module, list[str]] = {}
+    for name, module in seen.network.named_modules(remove_duplicate=False):
+        aliases.setdefault(module, []).append(name)
+    every_name = [name for names in aliases.values() for name in names]
+    found: dict[tuple[int, bool], How] = {}
+    for pattern, how in _patterns(choice).items():
+        name, number, goes_in = parse_layer(pattern)
+        matching = set(_matching(name, every_name))
+        matches = [
+            call
+            for call in seen.every
+            if number in ("", str(call.number)) and not matching.isdisjoint(aliases[call.module])
+        ]
+        if not matches:
+            raise ValueError(_unknown(pattern, [seen.label(call) for call in seen.every]))
+        found |= {(id(call), goes_in): how for call in matches}
+    return found
+
+
+def _read_as(representation: Representation, side: Side, how: How) -> Representation:
+    """The representation as the user wants it read."""
+    if how is None:
+        return representation
+    name, dims, shape = representation.name, len(side.shape), tuple(side.shape)
+    if isinstance(how, str):
+        if dims != 3:
+            raise ValueError(
+                f"layer '{name}' is to be read at its {how} position, but has shape {shape}, "
+                "which is no sequence"
+            )
+        return replace(representation, channel=-1, token=_POSITIONS[how])
+    axis = how + dims if how < 0 else how
+    if not 0 <= axis < dims or axis == side.batch:
+        raise ValueError(
+            f"layers={{{name!r}: {how}}}: its channels cannot be on axis {how} of shape {shape}, "
+            f"whose batch is axis {side.batch}"
+        )
+    return replace(representation, channel=axis + (axis < side.batch), token=None)
+
+
+def _warn_of_input_alone(seen: Trace) -> None:
+    """Say so where a network has hidden layers and none of them was taken."""
+    hidden = [call for call in seen.every if call.layers and not call.calls][:-1]
+    names = [seen.label(call) for call in hidden if not call.made.problem]
+    why = next((f" ('{c.name}': {c.made.problem})" for c in hidden if c.made.problem), "")
+    if hidden:
+        warnings.warn(
+            f"no hidden layer of this network is read, the input alone{why}; name some by "
+            f"layers=[...]. Candidates: {_shown(names)}. rgpr.layers(network, x) shows all",
+            stacklevel=2,
+        )
 
 
 def _is_picker(network: nn.Module, choice: LayerChoice) -> bool:
@@ -110,25 +172,43 @@ def _is_picker(network: nn.Module, choice: LayerChoice) -> bool:
     return choice == "auto" or choice not in dict(network.named_modules())
 
 
-def _patterns(choice: str | Sequence[str]) -> list[str]:
-    patterns = [choice] if isinstance(choice, str) else list(choice)
+def _patterns(choice: str | Sequence[str] | Mapping[str, How]) -> dict[str, How]:
+    if isinstance(choice, Mapping):
+        patterns = dict(choice)
+    else:
+        patterns = dict.fromkeys([choice] if isinstance(choice, str) else choice)
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise TypeError(f"layers holds {pattern!r}; expected names of modules or globs")
-    return [pattern for pattern in patterns if pattern != INPUT]
+    patterns.pop(INPUT, None)
+    return patterns
 
 
 def _matching(pattern: str, names: Sequence[str]) -> list[str]:
     """The name itself if it is there, whatever characters it has; else as a glob."""
-    return [pattern] if pattern in names else [n for n in names if fnmatchcase(n, pattern)]
+    if pattern in names:
+        return [pattern]
+    parts = re.split(r"(\*\*|\*|\?|\[[^]]+\])", pattern)
+    signs = {"**": ".*", "*": "[^.]*", "?": "[^.]"}
+    regex = "".join(
+        signs.get(part) or (part.replace("[!", "[^") if part.startswith("[") else re.escape(part))
+        for part in parts
+    )
+    return [name for name in names if re.fullmatch(regex, name)]
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 40} more" if len(names) > 40 else ""
+    return ", ".join(names[:40]) + more or "none"
 
 
 def _unknown(pattern: str, names: Sequence[str]) -> str:
     near = difflib.get_close_matches(pattern, names, n=3)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
-    shown = ", ".join(names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
+    if "*" in pattern and _matching(pattern.replace("**", "*").replace("*", "**"), names):
+        hint += " A * does not cross dots, and ** does."
     return (
-        f"no layer '{pattern}' runs in this network{hint} Candidates: {shown or 'none'}. "
+        f"no layer '{pattern}' runs in this network{hint} Candidates: {_shown(names)}. "
         "A functional activation such as F.relu has no name: take the module before it. Rules that "
         f"pick layers: {', '.join(sorted(PICKERS))}"
     )

@@ -11,7 +11,6 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -19,26 +18,20 @@ import torch
 from torch import Tensor, nn
 
 from .._backend.precision import full_precision
+from .representation import GOES_IN, Representation, parse_layer
 
 __all__ = [
-    "GOES_IN",
-    "INPUT",
     "After",
     "Before",
     "capture",
     "evaluating",
     "every_module",
     "first_tensor",
-    "parse_layer",
     "plain_module",
     "watching",
 ]
 
 T = TypeVar("T")
-# The name of the input among the representations.
-INPUT = "input"
-# The ending of a layer's name where its input is meant instead of its output.
-GOES_IN = ":input"
 Before = Callable[[nn.Module, tuple[Any, ...]], None]
 After = Callable[[nn.Module, tuple[Any, ...], Any], None]
 
@@ -168,16 +161,20 @@ def watching(
 
 @contextmanager
 def capture(
-    network: nn.Module, layers: Sequence[str], takes: Sequence[Callable[[Tensor], T]], x: Tensor
+    network: nn.Module,
+    layers: Sequence[Representation],
+    takes: Sequence[Callable[[Tensor], T]],
+    x: Tensor,
 ) -> Iterator[list[T]]:
     """Apply ``takes[i]`` to the representation ``layers[i]`` during the next pass.
 
-    Each representation is taken at once, before an operation in place can change it, and outside
-    of autocast. The input, which is the first of them, is taken before the pass.
+    Each representation is taken at once, before an operation in place can change it, outside of
+    autocast, and as ``(B, C, ...)``: positions come last. The input, which is the first of them, is
+    taken before the pass.
 
     Args:
         network: The network whose next pass, by this thread, is read.
-        layers: Names as :func:`rgpr._network.layers.choose_layers` returns them, the input first.
+        layers: What :func:`rgpr._network.layers.choose_layers` returns, the input first.
         takes: One function for each of the layers.
         x: The batch that will be run.
 
@@ -193,7 +190,7 @@ def capture(
     before: dict[nn.Module, dict[int, int]] = {}
     after: dict[nn.Module, dict[int, int]] = {}
     for index, layer in enumerate(layers[1:], start=1):
-        name, number, goes_in = parse_layer(layer)
+        name, number, goes_in = parse_layer(layer.name)
         runs = (before if goes_in else after).setdefault(network.get_submodule(name), {})
         runs[int(number or 0)] = index
     handles = []
@@ -210,8 +207,8 @@ def capture(
             handle.remove()
     if reader.missing:
         raise RuntimeError(
-            f"the layers {[layers[i] for i in sorted(reader.missing)]} did not run in this forward "
-            "pass; a network whose path depends on its input needs layers that always run"
+            f"the layers {[layers[i].name for i in sorted(reader.missing)]} did not run in this "
+            "forward pass; a network whose path depends on its input needs layers that always run"
         )
 
 
@@ -219,7 +216,7 @@ class _Reader(Generic[T]):
     """Takes the representations of the first pass that its thread makes."""
 
     def __init__(
-        self, layers: Sequence[str], takes: Sequence[Callable[[Tensor], T]], x: Tensor
+        self, layers: Sequence[Representation], takes: Sequence[Callable[[Tensor], T]], x: Tensor
     ) -> None:
         self._layers, self._takes, self._rows = layers, takes, x.shape[0]
         self.found: list[Any] = [None] * len(layers)
@@ -230,6 +227,8 @@ class _Reader(Generic[T]):
 
     def take(self, index: int, h: Tensor) -> None:
         self.missing.discard(index)
+        layer = self._layers[index]
+        h = h if layer.plain else layer.arrange(h)
         if torch.is_autocast_enabled(h.device.type):
             with full_precision(h):
                 self.found[index] = self._takes[index](h)
@@ -253,13 +252,14 @@ class _Reader(Generic[T]):
             index = runs.get(next(number))
             if index is None:
                 return
-            h = args if output is None else output
-            if not isinstance(h, Tensor):
-                h = first_tensor(h, self._layers[index])
-            if h.shape[0] != self._rows:
+            h, layer = args if output is None else output, self._layers[index]
+            if not isinstance(h, Tensor) or h.is_quantized:
+                h = first_tensor(h, layer.name)
+            if h.shape[layer.batch] != self._rows:
                 raise ValueError(
-                    f"layer '{self._layers[index]}' gives shape {tuple(h.shape)} for a batch of "
-                    f"{self._rows}; expected (B, ...) with the batch first. Choose other layers"
+                    f"layer '{layer.name}' gives shape {tuple(h.shape)} for a batch of "
+                    f"{self._rows}, which should be the size of axis {layer.batch}. Choose other "
+                    "layers"
                 )
             self.take(index, h)
 
@@ -271,18 +271,14 @@ class _Reader(Generic[T]):
             self._finished = True
 
 
-@lru_cache(maxsize=4096)
-def parse_layer(layer: str) -> tuple[str, str, bool]:
-    """The module's name, the number of its run (empty for all), and whether its input is meant."""
-    name, _, number = layer.removeprefix("./").removesuffix(GOES_IN).partition("#")
-    return name, number, layer.endswith(GOES_IN)
-
-
 def first_tensor(output: Any, layer: str) -> Tensor:
-    """The representation in a module's output: itself, or the first of a tuple."""
-    while isinstance(output, tuple | list) and len(output) > 0:
-        output = output[0]
+    """The representation in a module's output: itself, or the first of a tuple or of a dict.
+
+    A quantised tensor is given as real numbers.
+    """
+    while isinstance(output, tuple | list | Mapping) and len(output) > 0:
+        output = next(iter(output.values() if isinstance(output, Mapping) else output))
     if not isinstance(output, Tensor):
         verb = "got" if layer.endswith(GOES_IN) else "returned"
         raise TypeError(f"layer '{layer}' {verb} {type(output).__name__}, not a tensor")
-    return output
+    return output.dequantize() if output.is_quantized else output

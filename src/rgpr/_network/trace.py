@@ -1,4 +1,8 @@
-"""What runs inside what when a network runs, and whether a linear layer makes its outputs."""
+"""What runs inside what when a network runs, how the axes of tensors lie, and what is the head.
+
+The network runs once on a few rows. Where a sequence happens to be as long as there are rows, it
+runs again with one row less, so that the axis of the batch is known and not guessed.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +10,96 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from .running import GOES_IN, INPUT, evaluating, first_tensor
+from .axes import says, usual
+from .representation import GOES_IN, INPUT, Representation
+from .running import evaluating, first_tensor
 
-__all__ = ["Call", "few", "label", "linear_head", "sampled", "trace"]
+__all__ = ["Call", "Side", "Trace", "few", "linear_head", "trace"]
 
 
-# So many numbers of every output are kept while a network is looked at, to be compared.
+# So many numbers of every tensor are kept while a network is looked at, to be compared.
 _KEPT = 1 << 16
-# Rows that a network is looked at with.
-_ROWS = 16
+# Rows that a network is looked at with: a number that few axes have as their size.
+_ROWS = 13
 
 
-@dataclass
+@dataclass(eq=False)
+class Side:
+    """A tensor that went into a module or came out of it.
+
+    Attributes:
+        shape: Its shape.
+        batch: The axis of the batch.
+        channel: The axis of the channels once the batch is first; ``None`` until it is known.
+        problem: Why it cannot be a representation; empty if it can.
+        sample: Some of its entries.
+        alike: Sides that are known to have their channels on the same axis.
+    """
+
+    shape: tuple[int, ...] = ()
+    batch: int = 0
+    channel: int | None = None
+    problem: str = "it holds no tensor"
+    sample: Tensor | None = None
+    alike: list[Side] = field(default_factory=list)
+
+    def tell(self, channel: int | None) -> None:
+        """Where the channels are, unless it is known; all sides alike hear it."""
+        for side in (self, *self.alike):
+            side.channel = channel if side.channel is None else side.channel
+
+    def join(self, other: Side) -> None:
+        """From now on the two have their channels on the same axis."""
+        if other is self or other in self.alike:
+            return
+        alike = list({id(s): s for s in (self, *self.alike, other, *other.alike)}.values())
+        for side in alike:
+            side.alike = alike
+        self.tell(next((s.channel for s in alike if s.channel is not None), None))
+
+    @property
+    def arranged(self) -> tuple[int, ...]:
+        """The shape with the batch first."""
+        rest = (*self.shape[: self.batch], *self.shape[self.batch + 1 :])
+        return (self.shape[self.batch], *rest)
+
+    @property
+    def axis(self) -> int:
+        """The axis of the channels, the usual one if nothing is known."""
+        if len(self.shape) == 2:
+            return 1
+        return usual(self.shape) if self.channel is None else self.channel
+
+    @property
+    def width(self) -> int | None:
+        """How many channels there are."""
+        return self.arranged[self.axis] if len(self.shape) > 1 else None
+
+    def is_same(self, other: Side) -> bool:
+        """Whether both are the same representation: equal entries, and equally many channels.
+
+        An image that is flattened holds the same numbers, but the residual reads the means over its
+        positions, so it is another representation.
+        """
+        a, b = self.sample, other.sample
+        return (
+            a is not None
+            and b is not None
+            and prod(self.shape) == prod(other.shape)
+            and self.width == other.width
+            and a.dtype == b.dtype
+            and torch.equal(a, b)
+        )
+
+
+@dataclass(eq=False)
 class Call:
     """One run of a module, and the runs it made.
 
@@ -30,63 +107,80 @@ class Call:
         name: The module's name.
         module: The module.
         number: How often it ran before.
-        input_shape: Shape of its first argument, if that is a tensor.
-        output_shape: Shape of its output.
-        input_problem: Why its input cannot be a representation; empty if it can.
-        problem: The same of its output.
+        given: The first tensor that it was given.
+        made: What it made, or the first tensor of it.
         calls: The runs it made.
-        given: A copy of what a linear layer was given.
-        made: Some entries of its output.
-        head: Of the outermost run, the linear layer whose output is the network's.
-        every: Of the outermost run, all runs inside it.
+        layers: How many layers with weights ran, itself or inside it.
     """
 
     name: str
     module: nn.Module
     number: int = 0
-    input_shape: torch.Size | None = None
-    output_shape: torch.Size | None = None
-    input_problem: str = ""
-    problem: str = ""
+    given: Side = field(default_factory=Side)
+    made: Side = field(default_factory=Side)
     calls: list[Call] = field(default_factory=list)
-    given: Tensor | None = None
-    made: Tensor | None = None
+
+    layers: int = 0
+
+
+@dataclass
+class Trace:
+    """One run of a network.
+
+    Attributes:
+        network: The network.
+        x: The rows it ran on.
+        root: Its own run.
+        every: All runs inside it, in the order in which they began.
+        head: The linear layer whose output is the network's, as it was made.
+    """
+
+    network: nn.Module
+    x: Any
+    root: Call
+    every: list[Call]
     head: Call | None = None
-    every: list[Call] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._runs = Counter(call.module for call in self.every)
+
+    def label(self, call: Call, *, goes_in: bool = False) -> str:
+        """The name of what a run made as a representation, or of what went into it."""
+        name = f"./{call.name}" if call.name == INPUT else call.name
+        number = f"#{call.number}" if self._runs[call.module] > 1 else ""
+        return name + number + (GOES_IN if goes_in else "")
+
+    def representation(self, call: Call, *, goes_in: bool = False) -> Representation:
+        """What a run made, or what went into it, as a representation."""
+        side = call.given if goes_in else call.made
+        name, dims = self.label(call, goes_in=goes_in), len(side.shape)
+        channel = 1 if dims == 2 or side.axis in (1, 1 - dims) else side.axis
+        return Representation(name, side.batch, channel)
 
 
 def linear_head(network: nn.Module, x: Tensor) -> str | None:
     """The name of the linear layer whose output is the network's, if there is one.
 
     Args:
-        network: The network; it runs once on a few rows of ``x``, in evaluation mode.
+        network: The network; it runs on a few rows of ``x``, in evaluation mode.
         x: A batch of inputs.
     """
     head = trace(network, few(x)).head
     return None if head is None else head.name
 
 
-def label(call: Call, runs: Mapping[nn.Module, int]) -> str:
-    """The name of a run's output as a representation.
-
-    Args:
-        call: The run.
-        runs: How often each module runs in one pass.
-    """
-    name = f"./{call.name}" if call.name == INPUT else call.name
-    return f"{name}#{call.number}" if runs[call.module] > 1 else name
-
-
-def _problem(h: Tensor, what: str, rows: int) -> str:
-    """Why this tensor cannot be a representation of so many rows; empty if it can."""
-    if not h.is_floating_point():
-        return f"{what} is {h.dtype}, not real numbers"
-    if h.dim() < 2 or len(h) != rows:
-        return (
-            f"{what} has shape {tuple(h.shape)} for a batch of {rows}; "
-            "expected (B, ...) with the batch first"
-        )
-    return ""
+def _has_weights(module: nn.Module) -> bool:
+    """Whether it computes with weights of its own, quantised ones too; to normalise is not that."""
+    if hasattr(module, "num_features") or hasattr(module, "normalized_shape"):
+        return False
+    if isinstance(module, nn.GroupNorm | nn.PReLU | nn.LocalResponseNorm):
+        return False
+    tensor = next(module.parameters(), None)
+    if tensor is None:
+        return callable(getattr(module, "weight", None))  # as quantised layers have it
+    weight = getattr(module, "weight", None)
+    # A vector of weights scales what it is given, as other libraries' normalisations do.
+    return not (isinstance(weight, Tensor) and weight.dim() == 1)
 
 
 def few(x: Tensor) -> Tensor:
@@ -97,8 +191,23 @@ def few(x: Tensor) -> Tensor:
     return x[:_ROWS] if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1))
 
 
-def trace(network: nn.Module, x: Tensor) -> Call:
-    """Run the network once and write down which module ran inside which, in order."""
+def trace(network: nn.Module, x: Tensor) -> Trace:
+    """Run the network and write down which module ran inside which, in order."""
+    seen, tracer = _run(network, x)
+    if tracer.ambiguous:
+        rows = x[1:] if len(x) > 2 else torch.cat([x, x[:1]])
+        again, tracer = _run(network, rows)
+        seen, other = (seen, again) if tracer.ambiguous else (again, seen)
+        for ours, theirs in zip(seen.every, other.every, strict=False):
+            _settle(ours.given, theirs.given)
+            _settle(ours.made, theirs.made)
+    for call in seen.every:
+        if len(call.made.shape) > 2:
+            call.made.channel = _channel_of(call)
+    return seen
+
+
+def _run(network: nn.Module, x: Tensor) -> tuple[Trace, _Tracer]:
     tracer = _Tracer(network, len(x))
     with torch.no_grad(), evaluating(network):
         try:
@@ -106,13 +215,29 @@ def trace(network: nn.Module, x: Tensor) -> Call:
             output = _logits(network(x.clone()))  # it may change its input in place
         finally:
             tracer.detach()
-    root = tracer.outside.calls[0]
-    root.every = tracer.outside.every[1:]
+    seen = Trace(network, x, tracer.outside.calls[0], tracer.every[1:])
     for call, made, changes in tracer.linear:
         # The very memory, which no operation in place has changed since.
         if output is not None and _is_same(output, made) and _changes(made) == changes:
-            root.head = call
-    return root
+            seen.head = call
+    return seen, tracer
+
+
+def _settle(side: Side, other: Side) -> None:
+    """Where two axes were as long as the batch, it is the one that changed with it."""
+    if len(side.shape) == len(other.shape) > 2 and side.shape != other.shape:
+        side.batch = int(side.shape[0] == other.shape[0])
+
+
+def _channel_of(call: Call) -> int | None:
+    """The axis of the channels; if no one said it, as it is in the last layer inside."""
+    if call.made.channel is not None:
+        return call.made.channel
+    for inner in reversed(call.calls):
+        channel = _channel_of(inner)
+        if channel is not None and inner.made.shape == call.made.shape:
+            return channel
+    return None
 
 
 class _Tracer:
@@ -124,7 +249,9 @@ class _Tracer:
 
     Attributes:
         outside: A call that stands for whoever runs the network.
+        every: All calls.
         linear: Calls of linear layers, with what they made and how often that had been changed.
+        ambiguous: Whether an axis beside the batch was as long as it.
     """
 
     def __init__(self, network: nn.Module, rows: int) -> None:
@@ -135,13 +262,16 @@ class _Tracer:
             for name, module in reversed(list(network.named_modules()))
             if "parametrizations" not in name.split(".")
         }
-        self._linears = {module for module in self._names if _is_linear(module)}
         self._rows, self._thread = rows, threading.get_ident()
         self._runs: Counter[nn.Module] = Counter()
         self._handles: list[Any] = []
         self.outside = Call("", nn.Identity())
+        self.every: list[Call] = []
         self._stack = [self.outside]
         self.linear: list[tuple[Call, Tensor, int]] = []
+        self.ambiguous = False
+        # What a tensor was seen as first, while it lives.
+        self._sides: Any = WeakTensorKeyDictionary()
 
     def attach(self) -> None:
         """Put the hooks on."""
@@ -161,35 +291,47 @@ class _Tracer:
         self._runs[module] += 1
         self._stack[-1].calls.append(call)
         self._stack.append(call)
-        self.outside.every.append(call)
-        given: Any = args[0] if args else None
-        if not isinstance(given, Tensor):
-            try:
-                given = first_tensor(args, call.name + GOES_IN)
-            except TypeError as error:
-                call.input_problem = str(error)
-                return
-        call.input_problem = _problem(given, "its input", self._rows)
-        if given is args[0]:
-            call.input_shape = given.shape
-            if module in self._linears:
-                call.given = given.clone()
+        self.every.append(call)
+        call.given = self._side(args, call.name + GOES_IN, "its input")
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if threading.get_ident() != self._thread:
             return
-        call, made = self._stack.pop(), output
-        if not isinstance(made, Tensor):
-            try:
-                made = first_tensor(output, call.name)
-            except TypeError as error:
-                call.problem = str(error)
-                return
-        call.output_shape, call.problem = made.shape, _problem(made, "its output", self._rows)
-        if not call.problem:
-            call.made = sampled(made)
-            if module in self._linears:
-                self.linear.append((call, made, _changes(made)))
+        call = self._stack.pop()
+        call.made = self._side(output, call.name, "its output")
+        call.layers = sum([inner.layers for inner in call.calls])
+        if not call.calls:
+            _leaf(call)
+        if not call.made.problem and _is_linear(module):
+            self.linear.append((call, output, _changes(output)))
+
+    def _side(self, value: Any, layer: str, what: str) -> Side:
+        try:
+            h = value if isinstance(value, Tensor) else first_tensor(value, layer)
+        except TypeError as error:
+            return Side(problem=str(error))
+        h = h.dequantize() if h.is_quantized else h
+        # The axes among the first two that may be the batch, of which the second needs three.
+        axes = [a for a in (0, 1) if h.dim() > 1 + a and h.shape[a] == self._rows]
+        self.ambiguous |= len(axes) > 1
+        if not axes or not h.is_floating_point():
+            return Side(h.shape, problem=_problem(h, what, self._rows))
+        side = Side(h.shape, axes[0], problem="", sample=_sampled(h.movedim(axes[0], 0)))
+        if h.dim() > 2:
+            self._sides.setdefault(h, side).join(side)
+        return side
+
+
+def _leaf(call: Call) -> None:
+    """Notice what a layer is, and tell whoever shares a tensor with it where its channels are."""
+    for side in (call.given, call.made):
+        if len(side.shape) > 2 and not side.problem:
+            side.tell(says(call.module, side.arranged))
+    call.layers = int(_has_weights(call.module))
+    if (
+        len(call.made.shape) > 2 and call.given.shape == call.made.shape
+    ):  # as that of an activation or of a dropout
+        call.made.join(call.given)
 
 
 def _is_linear(module: nn.Module) -> bool:
@@ -209,7 +351,17 @@ def _changes(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def sampled(h: Tensor) -> Tensor:
+def _problem(h: Tensor, what: str, rows: int) -> str:
+    """Why this tensor cannot be a representation of so many rows."""
+    if not h.is_floating_point():
+        return f"{what} is {h.dtype}, not real numbers"
+    return (
+        f"{what} has shape {tuple(h.shape)} for a batch of {rows}; "
+        "expected (B, ...) with the batch first, or (T, B, C)"
+    )
+
+
+def _sampled(h: Tensor) -> Tensor:
     """Some of its entries, always at the same places of a row: all of them if they are few."""
     rows = h.reshape(len(h), -1)
     step = max(1, -(-rows.numel() // _KEPT))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,12 +26,13 @@ from .._network.layers import LayerChoice
 from .._network.loaders import inputs_and_targets, on_device
 from .._network.outputs import outputs_of
 from .._network.processes import active, together
+from .._network.representation import INPUT, Representation
 from .._network.reservoir import Reservoir
-from .._network.running import INPUT, capture, evaluating
+from .._network.running import capture, evaluating
 from ..posteriors import Posterior
 from ..posteriors.gaussian import Gaussian
 from ..residual.collecting import Collector
-from ..residual.recipes import ResidualRecipe
+from ..residual.recipes import ResidualRecipe, Strategy
 from ..residual.variance import AT_TWICE_THE_ONSET, Residual
 
 __all__ = ["Fitted", "Plan", "fit"]
@@ -70,10 +71,21 @@ class Plan:
     likelihood: str
     r: float = 1.0
 
-    def collectors(self, layers: Sequence[str]) -> list[Collector]:
-        """Statistics of every representation, with nothing in them yet."""
-        strategies = [self.recipe.input] + [self.recipe.hidden] * (len(layers) - 1)
-        return [Collector(strategy, self.r) for strategy in strategies]
+    def choose(self, x: Tensor) -> list[Representation]:
+        """The representations that are read, the input first."""
+        found = self.posterior.choose_layers(self.choice, x)
+        # Where every entry is a unit, no order of the axes is better than the one in memory.
+        return [
+            replace(each, channel=1, token=None) if strategy.of == "raw" else each
+            for each, strategy in zip(found, self._strategies(len(found)), strict=True)
+        ]
+
+    def collectors(self, layers: int) -> list[Collector]:
+        """Statistics of so many representations, with nothing in them yet."""
+        return [Collector(strategy, self.r) for strategy in self._strategies(layers)]
+
+    def _strategies(self, layers: int) -> list[Strategy]:
+        return [self.recipe.input] + [self.recipe.hidden] * (layers - 1)
 
 
 @dataclass(frozen=True)
@@ -81,14 +93,14 @@ class Fitted:
     """What a fit gives.
 
     Attributes:
-        layers: Names of the representations, the input first.
+        layers: The representations, the input first.
         shape: Shape of one input.
         residual: The residual.
         keys: Keys of the sample of training inputs, see :func:`rgpr._network.reservoir.row_keys`.
         count: How many training inputs there were.
     """
 
-    layers: list[str]
+    layers: list[Representation]
     shape: torch.Size
     residual: Residual
     keys: Tensor
@@ -125,7 +137,7 @@ class _Pass:
     """The statistics of one process's share of the data.
 
     Attributes:
-        layers: Names of the representations; none before the first batch.
+        layers: The representations; none before the first batch.
         collectors: Statistics of each.
         shape: Shape of one input.
         probe: A sample of the inputs, with labels or -1.
@@ -137,7 +149,7 @@ class _Pass:
         self.device = network_dtype_device(plan.posterior.network)[1]
         # Looking at a value means waiting for a GPU, so it is done once in a while there.
         self._waits = self.device is not None and self.device.type == "cuda"
-        self.layers: list[str] = []
+        self.layers: list[Representation] = []
         self.collectors: list[Collector] = []
         self.shape = torch.Size()
         self.probe = Reservoir(_PROBE)
@@ -185,16 +197,16 @@ class _Pass:
             "batch": self.largest,
         }
 
-    def _start(self, layers: list[str], shape: torch.Size) -> None:
+    def _start(self, layers: list[Representation], shape: torch.Size) -> None:
         if not self.layers:
             self.layers, self.shape = layers, shape
-            self.collectors = self._plan.collectors(layers)
+            self.collectors = self._plan.collectors(len(layers))
 
     def _take_in(self, number: int, x: Tensor, labels: _Labels) -> None:
         """Run the network on a batch, and add its representations to the statistics."""
         posterior, first = self._plan.posterior, not self.layers
         if first:
-            self._start(posterior.choose_layers(self._plan.choice, x), x.shape[1:])
+            self._start(self._plan.choose(x), x.shape[1:])
         takes = [collector.take for collector in self.collectors]
         with capture(posterior.network, self.layers, takes, x) as found:
             output = posterior.network(x.clone())  # it may change its input in place
@@ -209,7 +221,7 @@ class _Pass:
         # The input was looked at before.
         for layer, h in zip(self.layers[1:], found[1:], strict=True):
             if not self._waits and not bool(h.isfinite().all()):
-                self._refuse(layer, f"batch {number}")
+                self._refuse(layer.name, f"batch {number}")
 
     def _check_sums(self, last: int) -> None:
         """Refuse sums that became infinite or NaN since the last look."""
@@ -218,7 +230,7 @@ class _Pass:
         which = f"batch {last}" if first >= last else f"one of the batches {first} to {last}"
         for layer, good in zip(self.layers, finite, strict=True):
             if not good:
-                self._refuse(layer, which)
+                self._refuse(layer.name, which)
 
     def _refuse(self, layer: str, which: str) -> None:
         if layer == INPUT:
@@ -279,7 +291,7 @@ class _Sample:
     """Training inputs, their labels or -1, and how to run the network on them."""
 
     plan: Plan
-    layers: Sequence[str]
+    layers: Sequence[Representation]
     x: Tensor
     y: Tensor
     batch: int

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .._backend.arithmetic import FASTER
 from .._network.checks import check_input
+from .._network.representation import Representation, names_of
 from .._network.running import capture, evaluating
 from ..posteriors import Posterior
 from ..residual.variance import Residual
@@ -43,7 +44,7 @@ class Extension:
     Attributes:
         posterior: The base.
         residual: The residual.
-        layers: Names of the representations, the input first.
+        representations: What is read of the network, the input first.
         input_shape: Shape of one input.
         likelihood: ``"classification"`` or ``"regression"``.
         temperature: A number that logits are divided by.
@@ -52,11 +53,16 @@ class Extension:
 
     posterior: Posterior
     residual: Residual
-    layers: Sequence[str]
+    representations: Sequence[Representation]
     input_shape: torch.Size
     likelihood: str
     temperature: Tensor
     nan: str = "propagate"
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the representations, the input first."""
+        return names_of(self.representations)
 
     def read(self, x: Tensor, run: Callable[[Tensor], Any] | None = None) -> Reading[Any]:
         """Run the base on ``x``, and read every representation on the way.
@@ -76,7 +82,7 @@ class Extension:
                 takes[index] = self.residual.at(index).rows
         with (
             evaluating(self.posterior),
-            capture(self.posterior.network, self.layers, takes, x) as columns,
+            capture(self.posterior.network, self.representations, takes, x) as columns,
         ):
             first = columns[0]
             if self.nan == "raise" and bool(first.isnan().any()):

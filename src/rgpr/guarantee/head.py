@@ -106,7 +106,12 @@ def _head(model: Extension) -> tuple[nn.Linear, int]:
     Raises:
         NotBoundedError: There is no such layer, or the residual does not measure its input.
     """
-    network, layers, x, seen = model.posterior.network, model.layers, _probes(model), _Seen()
+    network, layers, x, seen = (
+        model.posterior.network,
+        model.representations,
+        _probes(model),
+        _Seen(),
+    )
     linear = [module for module in network.modules() if isinstance(module, nn.Linear)]
     with (
         capture(network, layers, [_with_version] * len(layers), x) as measured,
@@ -130,8 +135,8 @@ def _head(model: Extension) -> tuple[nn.Linear, int]:
         if same and rows.shape == features.shape and torch.equal(rows, features.to(rows.dtype)):
             return head, index
     raise NotBoundedError(
-        f"what goes into the linear layer '{name}' is none of the layers {layers}; fit with "
-        f"layers={[*layers[1:], name + ':input']}"
+        f"what goes into the linear layer '{name}' is none of the layers {model.layers}; fit "
+        f"with layers={[*model.layers[1:], name + ':input']}"
     )
 
 

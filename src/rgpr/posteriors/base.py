@@ -13,6 +13,7 @@ from .._backend.buffers import StableBuffers
 from .._backend.precision import full_precision
 from .._network.layers import LayerChoice, choose_layers
 from .._network.outputs import outputs_of
+from .._network.representation import Representation
 from .._network.running import plain_module
 from .gaussian import Gaussian
 
@@ -99,8 +100,8 @@ class Posterior(StableBuffers):
         """
         return None
 
-    def choose_layers(self, choice: LayerChoice, x: Tensor) -> list[str]:
-        """Names of the representations that ``choice`` stands for; see ``representations``."""
+    def choose_layers(self, choice: LayerChoice, x: Tensor) -> list[Representation]:
+        """The representations that ``choice`` stands for, the input first."""
         return choose_layers(self.network, choice, x)
 
     def own_tensors(self) -> dict[str, Tensor]:

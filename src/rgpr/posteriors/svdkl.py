@@ -27,6 +27,7 @@ from .._network.checks import check_batch, network_dtype_device
 from .._network.layers import LayerChoice, choose_layers
 from .._network.loaders import labelled, on_device
 from .._network.moments import Moments
+from .._network.representation import Representation
 from .._network.running import evaluating, plain_module
 from .._network.sources import as_batches, check_read_again
 from ..residual.coordinates import Standardizer
@@ -183,7 +184,7 @@ class SVDKL(Posterior):
             mean, variance = self.gps(self.standardizer(features.double()))
         return DiagonalGaussian(mean.to(features.dtype), variance)
 
-    def choose_layers(self, choice: LayerChoice, x: Tensor) -> list[str]:
+    def choose_layers(self, choice: LayerChoice, x: Tensor) -> list[Representation]:
         return choose_layers(self.network, choice, x, keep_last=True)
 
 

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from .._backend.precision import full_precision
 from .._network.layers import LayerChoice
-from .._network.running import INPUT
+from .._network.representation import INPUT, Representation
 from .base import THROUGH_ANOTHER_LIBRARY, Posterior
 from .gaussian import DiagonalGaussian, Gaussian
 
@@ -131,13 +131,13 @@ class SVGP(Posterior):
         # Rounding can make a variance near zero negative.
         return DiagonalGaussian(mean, variance.clamp_min(0))
 
-    def choose_layers(self, choice: LayerChoice, x: Tensor) -> list[str]:
+    def choose_layers(self, choice: LayerChoice, x: Tensor) -> list[Representation]:
         if choice not in ("auto", INPUT, [INPUT], (INPUT,)):
             raise ValueError(
                 f"layers={choice!r}, but a gpytorch model has no layers to read; leave it at "
                 "'auto', which takes the input. For a deep kernel use rgpr.posteriors.SVDKL"
             )
-        return [INPUT]
+        return [Representation(INPUT)]
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from .._network.checks import check_target, network_dtype_device
 from .._network.layers import LayerChoice
 from .._network.loaders import labelled, on_device
+from .._network.representation import Representation
 from .._network.running import evaluating
 from .._network.sources import as_batches
 from .base import Posterior, as_posterior
@@ -118,7 +119,7 @@ class Temperature(Posterior):
     def covariances(self, x: Tensor) -> Tensor:
         return self.base.covariances(x) / self.temperature.square()
 
-    def choose_layers(self, choice: LayerChoice, x: Tensor) -> list[str]:
+    def choose_layers(self, choice: LayerChoice, x: Tensor) -> list[Representation]:
         return self.base.choose_layers(choice, x)
 
     def own_tensors(self) -> dict[str, Tensor]:

@@ -162,10 +162,7 @@ class Standardizer(Coordinates):
 
 
 def reduce(h: Tensor, of: str) -> Tensor:
-    """The representation ``(B, ...)`` as vectors ``(B, D)``: raw, pooled or normalised.
-
-    Images ``(B, C, H, W)`` are pooled over positions, sequences ``(B, T, D)`` over ``T``.
-    """
+    """The representation ``(B, C, ...)`` as vectors ``(B, D)``: raw, pooled or normalised."""
     flat = h.flatten(1) if of == "raw" or h.dim() == 2 else pooled(h)
     if of != "normalised":
         return flat

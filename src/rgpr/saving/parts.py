@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._network.representation import Representation
 from ..extension import Extension
 from ..posteriors import Posterior
 from ..residual.coordinates import Coordinates
@@ -48,7 +49,8 @@ def describe(parts: Parts) -> dict[str, Any]:
         "posterior": extension.posterior.kind,
         "config": extension.posterior.config(),
         "likelihood": extension.likelihood,
-        "layers": list(extension.layers),
+        "layers": extension.layers,
+        "axes": [[each.batch, each.channel, each.token] for each in extension.representations],
         "coordinates": [coordinates.config() for coordinates in every],
         "residual": dataclasses.asdict(parts.recipe),
         "input_shape": list(extension.input_shape),
@@ -87,7 +89,7 @@ def put_together(
         extension = Extension(
             posterior,
             residual,
-            about["layers"],
+            _representations(about),
             torch.Size(about["input_shape"]),
             about["likelihood"],
             tensors["temperature"],
@@ -117,6 +119,13 @@ def _posterior(
             f"{sorted(Posterior.kinds)}; import the module that defines it, or upgrade rgpr"
         )
     return Posterior.kinds[kind].from_saved(network, about["config"], part(tensors, "posterior."))
+
+
+def _representations(about: Mapping[str, Any]) -> list[Representation]:
+    """What is read of the network; files without axes mean the usual ones."""
+    raw = [config["of"] == "raw" for config in about["coordinates"]]
+    axes = about.get("axes", [[0, 1 if each else None, None] for each in raw])
+    return [Representation(name, *own) for name, own in zip(about["layers"], axes, strict=True)]
 
 
 def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -18,16 +18,20 @@ from .missing import MissingDataError
 from .outliers import OutlierSource, read_kinds, uniform_noise
 from .regression import REGRESSION_SETS, read_regression
 from .roles import IN_DISTRIBUTION, digits, read_outliers, read_split
+from .sequences import CHANNELS, SequenceData, made_sequences
 
 __all__ = [
+    "CHANNELS",
     "IN_DISTRIBUTION",
     "REGRESSION_SETS",
     "ImageSet",
     "Loader",
     "MissingDataError",
     "OutlierSource",
+    "SequenceData",
     "digits",
     "grey",
+    "made_sequences",
     "notes_of",
     "read_corrupted",
     "read_images",

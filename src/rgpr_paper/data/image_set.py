@@ -15,11 +15,11 @@ __all__ = ["ImageSet", "Loader", "channels_first", "grey", "notes_of", "some", "
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images ``(N, C, H, W)`` and labels ``(N,)``.
+    """Images ``(N, C, H, W)``, or sequences ``(N, C, T)``, and labels ``(N,)``.
 
     Attributes:
         name: The name that the paper's tables have for the set.
-        x: Images in uint8, or in floating point between 0 and 1.
+        x: Images in uint8, or in floating point between 0 and 1; sequences in floating point.
         y: Labels in int64.
         note: For a stand-in, a sentence about what the images really are; otherwise empty.
     """

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rgpr._network.running import INPUT
+from rgpr._network.representation import INPUT
 
 from ..comparison import PAPER_NAMES, TUNINGS, by_set, over_seeds, remarks, stand_ins
 from ..context import Context

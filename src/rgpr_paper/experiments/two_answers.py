@@ -31,72 +31,17 @@ from rgpr.model import RGPR
 
 from ..comparison import PAPER_NAMES, by_set, over_seeds, stand_ins
 from ..context import Context
-from ..data import (
-    ImageSet,
-    Loader,
-    OutlierSource,
-    grey,
-    notes_of,
-    read_kinds,
-    read_split,
-    three_channels,
-    uniform_noise,
-)
+from ..data import ImageSet, Loader, notes_of
 from ..experiment import Experiment, register
 from ..methods import Contestants, contestants
+from ..near_far import near_and_far
 from ..section import Claim, Section, Table, Text, provenance, spread
 from ..units import Result, Unit, read_units, run_seeds
 
-__all__ = ["OUTLIERS", "render", "run", "summary"]
+__all__ = ["render", "run", "summary"]
 
 NAME = "two-answers"
 _Answer = Callable[[Tensor], Tensor]
-
-_COLOUR = {
-    "CIFAR10": OutlierSource("cifar10"),
-    "CIFAR100": OutlierSource("cifar100"),
-    "Tiny ImageNet": OutlierSource("tiny_imagenet32", "train"),
-    "SVHN": OutlierSource("svhn"),
-    "LSUN": OutlierSource("lsun"),
-    "FMNIST3D": OutlierSource("fashion_mnist", change=three_channels),
-    "MNIST3D": OutlierSource("mnist", change=three_channels),
-}
-
-
-def _colour(*names: str) -> dict[str, OutlierSource]:
-    return {name: _COLOUR[name] for name in names}
-
-
-# For each in-distribution set its near and far outliers; uniform noise is added to the far ones.
-OUTLIERS: dict[str, dict[str, dict[str, OutlierSource]]] = {
-    "mnist": {
-        "near": {
-            "EMNIST": OutlierSource("emnist_letters"),
-            "KMNIST": OutlierSource("kmnist"),
-            "notMNIST": OutlierSource("notmnist"),
-        },
-        "far": {
-            "FMNIST": OutlierSource("fashion_mnist"),
-            "GrayCIFAR10": OutlierSource("cifar10", change=grey),
-        },
-    },
-    "cifar10": {
-        "near": _colour("CIFAR100", "Tiny ImageNet"),
-        "far": _colour("SVHN", "LSUN", "FMNIST3D", "MNIST3D"),
-    },
-    "cifar100": {
-        "near": _colour("CIFAR10", "Tiny ImageNet"),
-        "far": _colour("SVHN", "LSUN", "FMNIST3D", "MNIST3D"),
-    },
-    "svhn": {
-        "near": _colour("CIFAR10", "CIFAR100", "Tiny ImageNet"),
-        "far": _colour("LSUN", "FMNIST3D", "MNIST3D"),
-    },
-    "digits": {
-        "near": {"mirrored": OutlierSource("", change=lambda x: x.flip(3))},
-        "far": {"inverted": OutlierSource("", change=lambda x: 255 - x)},
-    },
-}
 
 
 def run(context: Context) -> None:
@@ -105,7 +50,7 @@ def run(context: Context) -> None:
 
 
 def _unit(context: Context, name: str, seed: int) -> Result:
-    outliers, missing = _outliers(context, name)
+    outliers, missing = near_and_far(context, name)
     competing = contestants(context, name, seed)
     model = RGPR(competing.posterior("LLL")).fit(competing.train, progress=False)
     stages = {"fitted": _at_data(model, competing)}
@@ -135,18 +80,6 @@ def _unit(context: Context, name: str, seed: int) -> Result:
             for answer, value in answers.items()
         },
     }
-
-
-def _outliers(context: Context, name: str) -> tuple[dict[str, dict[str, ImageSet]], dict[str, str]]:
-    """Near and far outliers, at most 5000 of a kind, and how to get those that are missing."""
-    _, test = read_split(context.data, name, context.device, context.download)
-    found: dict[str, dict[str, ImageSet]] = {}
-    missing: dict[str, str] = {}
-    for where, kinds in OUTLIERS[name].items():
-        found[where], gaps = read_kinds(context.data, kinds, test, download=context.download)
-        missing |= gaps
-    found["far"]["UniformNoise"] = uniform_noise(test)
-    return found, missing
 
 
 @torch.no_grad()

@@ -8,15 +8,22 @@ the experiments needs this package.
 from __future__ import annotations
 
 from .architectures import lenet, regression_net, resnet18
+from .families import ConvSequence, LSTMSequence, convnext, mobilenet, tiny_resnet, vit
 from .plan import TrainingPlan
 from .train import History, RunOptions, train
 
 __all__ = [
+    "ConvSequence",
     "History",
+    "LSTMSequence",
     "RunOptions",
     "TrainingPlan",
+    "convnext",
     "lenet",
+    "mobilenet",
     "regression_net",
     "resnet18",
+    "tiny_resnet",
     "train",
+    "vit",
 ]

@@ -1,17 +1,19 @@
 """The networks of the paper's experiments, as plain modules with a module for every activation.
 
 ``layers="auto"`` reads both poolings and the last ReLU of the LeNet, the four residual stages of
-the ResNet and the one ReLU of the regression network.
+the ResNet and the one ReLU of the regression network. Networks of other families are in
+:mod:`rgpr_paper.training.families`.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from importlib import import_module
+from typing import Any
 
 from torch import nn
 
-__all__ = ["lenet", "regression_net", "resnet18"]
+__all__ = ["lenet", "regression_net", "resnet18", "torchvision_models"]
 
 
 def lenet(channels: int = 1, classes: int = 10, size: int = 28) -> nn.Module:
@@ -46,6 +48,23 @@ def lenet(channels: int = 1, classes: int = 10, size: int = 28) -> nn.Module:
     )
 
 
+def torchvision_models(builder: str) -> Any:
+    """``torchvision.models``, for a function that builds a network of its blocks.
+
+    Args:
+        builder: Name of that function, for the error.
+
+    Raises:
+        ImportError: torchvision is not installed.
+    """
+    try:
+        return import_module("torchvision.models")
+    except ImportError as error:
+        raise ImportError(
+            f"{builder} is built of torchvision's blocks: pip install torchvision"
+        ) from error
+
+
 def resnet18(classes: int = 10) -> nn.Module:
     """torchvision's ResNet-18 for 32 x 32 images: a 3 x 3 stem of stride one, no max-pooling.
 
@@ -55,13 +74,7 @@ def resnet18(classes: int = 10) -> nn.Module:
     Raises:
         ImportError: torchvision is not installed.
     """
-    try:
-        models = import_module("torchvision.models")
-    except ImportError as error:
-        raise ImportError(
-            "resnet18 is built of torchvision's blocks: pip install torchvision"
-        ) from (error)
-    network: nn.Module = models.resnet18(num_classes=classes)
+    network: nn.Module = torchvision_models("resnet18").resnet18(num_classes=classes)
     network.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
     # As torchvision starts all of its convolutions.
     nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")

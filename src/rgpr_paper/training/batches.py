@@ -12,7 +12,7 @@ from rgpr._network.checks import network_dtype_device
 from rgpr._network.loaders import labelled
 from rgpr._network.running import evaluating
 
-from .augment import crop_flip
+from .augment import crop_flip, strong
 from .plan import TrainingPlan
 
 __all__ = ["Batches", "Data", "HeldTensors", "UsersLoader", "batches_of"]
@@ -71,7 +71,9 @@ class HeldTensors:
         # One example alone has no spread for batch normalisation: it waits for another epoch.
         for rows in torch.split(order, size)[: len(self)]:
             x = self.x[rows]
-            if self.plan.augment != "none":
+            if self.plan.augment == "strong":
+                x = strong(x, generator)
+            elif self.plan.augment != "none":
                 x = crop_flip(x, generator, flip=self.plan.augment == "crop-flip")
             yield self._prepare(x), self.y[rows]
 

@@ -19,9 +19,9 @@ from torch import nn
 __all__ = ["TrainingPlan"]
 
 _CHOICES = {
-    "optimizer": ("adam", "sgd"),
+    "optimizer": ("adam", "adamw", "sgd"),
     "schedule": ("milestones", "one-cycle"),
-    "augment": ("none", "crop", "crop-flip"),
+    "augment": ("none", "crop", "crop-flip", "strong"),
     "loss": ("classification", "regression"),
 }
 
@@ -31,22 +31,24 @@ class TrainingPlan:
     """Everything that, beside the network, the data and the seed, decides a training run.
 
     Attributes:
-        optimizer: ``"adam"``, or ``"sgd"`` with momentum.
+        optimizer: ``"adam"``, ``"adamw"``, or ``"sgd"`` with momentum.
         lr: The learning rate; with one cycle its peak.
         momentum: Of SGD.
         nesterov: Nesterov's momentum, for SGD.
-        weight_decay: L2 penalty on all parameters, as both optimisers of torch add it.
+        weight_decay: L2 penalty on all parameters, as torch's Adam and SGD add it. AdamW shrinks
+            the parameters by this times the learning rate instead.
         epochs: Passes over the data.
         batch_size: Examples per step; a DataLoader has its own.
         schedule: ``"milestones"`` or ``"one-cycle"``.
         milestones: Epochs, counted from zero, from which the learning rate is a tenth.
-        augment: ``"none"``, ``"crop"`` (shifts by up to 4 pixels) or ``"crop-flip"``.
+        augment: ``"none"``, ``"crop"`` (shifts by up to 4 pixels), ``"crop-flip"``, or
+            ``"strong"`` (also turned, stretched, recoloured and with a square missing).
         label_smoothing: Of the cross entropy.
         bf16: Run the forward pass in bfloat16 on a CUDA device; elsewhere it changes nothing.
         loss: ``"classification"`` (cross entropy) or ``"regression"`` (mean squared error).
     """
 
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     lr: float = 1e-3
     momentum: float = 0.9
     nesterov: bool = False
@@ -55,7 +57,7 @@ class TrainingPlan:
     batch_size: int = 128
     schedule: Literal["milestones", "one-cycle"] = "milestones"
     milestones: tuple[int, ...] = (50, 75, 90)
-    augment: Literal["none", "crop", "crop-flip"] = "none"
+    augment: Literal["none", "crop", "crop-flip", "strong"] = "none"
     label_smoothing: float = 0.0
     bf16: bool = False
     loss: Literal["classification", "regression"] = "classification"
@@ -110,6 +112,25 @@ class TrainingPlan:
         }
         return cls(**{**settings, **changes})
 
+    @classmethod
+    def modern(cls, **changes: Any) -> Self:
+        """Training of transformers and ConvNeXts: AdamW, one cycle, strongly changed images.
+
+        Without a convolution's built-in knowledge of images a network of this size learns the
+        training set by heart within twenty epochs, unless every epoch shows it other images.
+        """
+        settings: dict[str, Any] = {
+            "optimizer": "adamw",
+            "lr": 1e-3,
+            "weight_decay": 0.05,
+            "epochs": 80,
+            "batch_size": 512,
+            "schedule": "one-cycle",
+            "augment": "strong",
+            "bf16": True,
+        }
+        return cls(**{**settings, **changes})
+
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
         """The learning rate of one step, counted from zero over all epochs."""
         if self.schedule == "milestones":
@@ -129,10 +150,9 @@ class TrainingPlan:
             raise ValueError("the network has no parameter that wants a gradient; nothing to train")
         # None leaves the choice to torch, which does not fuse of its own accord.
         fused = True if all(p.is_cuda for p in parameters) else None
-        if self.optimizer == "adam":
-            return torch.optim.Adam(
-                parameters, lr=self.lr, weight_decay=self.weight_decay, fused=fused
-            )
+        if self.optimizer != "sgd":
+            kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
+            return kind(parameters, lr=self.lr, weight_decay=self.weight_decay, fused=fused)
         return torch.optim.SGD(
             parameters,
             lr=self.lr,

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -52,7 +51,7 @@ def in_order(h: Tensor) -> tuple[Tensor, bool]:
     """Return the tensor without gaps in memory, and whether its channels lie side by side."""
     if h.is_contiguous():
         return h, False
-    if h.dim() == 4 and h.is_contiguous(memory_format=torch.channels_last):
+    if h.dim() > 2 and h.movedim(1, -1).is_contiguous():
         return h, True
     return h.contiguous(), False
 

@@ -24,16 +24,11 @@ _FEW = 128
 @register("cuda")
 def pooled(h: Tensor) -> Tensor:
     """See :func:`rgpr._backend.arithmetic.pooled`."""
-    sequence, dtype = h.dim() == 3, at_least_float32(h.dtype)
-    if sequence and h.shape[1] < _FEW:
-        return h.mean(1, dtype=dtype)
+    dtype = at_least_float32(h.dtype)
     h, channels_last = in_order(h)
     rows, channels, n = len(h), h.shape[1], h.shape[2:].numel()
-    if sequence:
-        # A contiguous sequence (B, T, C) lies in memory as an image with its channels last does.
-        channels, n, channels_last = n, channels, True
-    elif channels_last and n < _FEW:
-        return h.mean((2, 3), dtype=dtype)
+    if channels_last and n < _FEW:
+        return h.mean(tuple(range(2, h.dim())), dtype=dtype)
     out = torch.empty(rows, channels, dtype=dtype, device=h.device)
     if out.numel():
         # A tile is wide along the dimension whose numbers lie side by side in memory. Of channels

@@ -53,8 +53,7 @@ def _operator(
 
 
 def _like_pooled(h: Tensor) -> Tensor:
-    channels = h.shape[2] if h.dim() == 3 else h.shape[1]
-    return h.new_empty(h.shape[0], channels, dtype=at_least_float32(h.dtype))
+    return h.new_empty(h.shape[0], h.shape[1], dtype=at_least_float32(h.dtype))
 
 
 def _like_packed(

@@ -1,33 +1,34 @@
-"""``layers="auto"``, which :class:`rgpr.RGPR` uses by default: the output of every hidden stage.
+"""``layers="auto"``, which :class:`rgpr.RGPR` uses by default: three to twelve representations.
 
 A stage is a block (a submodule made of submodules, like the ``layer1`` .. ``layer4`` of a ResNet)
 or a layer with weights together with the normalisation, activation and pooling that follow it. The
-last stage makes the outputs and is left out, and so is a stem before the first block. Plain
-``nn.Sequential`` containers are looked through. Where the activation is a function call, the
-representation is what goes into it: hooks see modules only.
+last stage makes the outputs and is left out, and so is a stem before the first of several blocks.
+Plain ``nn.Sequential`` containers are looked through. A block that holds more than half of all
+layers is opened, again and again, so that stages are spread over the depth whatever the network is
+wrapped in; of more stages than can be read, some are taken, as evenly as their depths allow. Where
+the activation is a function call, the representation is what goes into it: hooks see modules only.
 
-If the outputs are those of an ``nn.Linear`` as it made them, what goes into that layer is always
-read: all that the network knows about an input passes there. It is the last stage's output itself,
-or takes its place under the name ``"fc:input"`` (for a head called ``fc``) where something lies
-between the two, such as the pooling of a ResNet, a functional activation, or the choice of a class
-token. A subclass with a ``forward`` of its own may do anything, and is no such layer.
+What goes into the last layer, the head, is always read: all that the network knows about an input
+passes there. It is the last stage's output itself, or takes its place under the name ``"fc:input"``
+(for a head called ``fc``) where something lies between the two, such as the pooling of a ResNet, a
+functional activation, or the choice of a class token.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ..running import GOES_IN, INPUT
-from ..trace import Call, label, sampled, trace
+from ..representation import INPUT
+from ..trace import Call, Side, Trace
 from .base import register_layer_picker
 
 __all__ = ["auto"]
 
+# Representations, the input among them.
+_FEWEST, _MOST = 3, 12
 _SILENT = (
     nn.Identity,
     nn.Flatten,
@@ -36,56 +37,53 @@ _SILENT = (
     nn.Softmax,
     nn.LogSoftmax,
 )
-_NORMALISATIONS = (
-    nn.modules.batchnorm._NormBase,
-    nn.GroupNorm,
-    nn.LayerNorm,
-    nn.LocalResponseNorm,
-    nn.RMSNorm,
-)
 
 
-def auto(network: nn.Module, x: Tensor, keep_last: bool) -> list[str]:
+def auto(seen: Trace, keep_last: bool) -> list[str]:
     """Names of the representations, the input first."""
-    root = trace(network, x)
-    runs: Counter[nn.Module] = Counter(call.module for call in root.every)
-    hidden = _hidden(root, keep_last)
-    names = [INPUT, *(label(call, runs) for call in hidden)]
-    if keep_last or root.head is None or not _adds_features(root.head, hidden, x):
-        return names
-    if hidden and _width(hidden[-1].output_shape) == _width(root.head.input_shape):
-        names.pop()  # the head's input is the same stage, further on
-    return [*names, label(root.head, runs) + GOES_IN]
+    hidden = _hidden(seen, keep_last)
+    head = None if keep_last else _head(seen)
+    if head is None or not _adds_features(head, hidden, seen.root.given):
+        return [INPUT, *map(seen.label, _spread(seen, hidden, _MOST - 1))]
+    if hidden and hidden[-1].made.width == head.given.width:
+        hidden.pop()  # the head's input is the same stage, further on
+    names = [seen.label(call) for call in _spread(seen, hidden, _MOST - 2)]
+    return [INPUT, *names, seen.label(head, goes_in=True)]
 
 
-def _adds_features(head: Call, hidden: Sequence[Call], x: Tensor) -> bool:
-    """Whether what goes into the head is neither the input nor one of these outputs.
-
-    An image that is flattened before the head holds the same numbers, but the residual reads the
-    means over its positions, so it is not the same representation.
-    """
-    features = head.given
-    if features is None or head.input_problem or features.dim() != 2:
-        return False
-    known = [(x.shape, sampled(x))]
-    known += [
-        (call.output_shape, call.made)
-        for call in hidden
-        if call.output_shape is not None and call.made is not None
-    ]
-    ours = sampled(features)
-    return not any(
-        shape.numel() == features.numel()
-        and shape[1:].numel() == _width(shape)
-        and made.dtype == ours.dtype
-        and torch.equal(made, ours)
-        for shape, made in known
-    )
+def _head(seen: Trace) -> Call | None:
+    """The last layer with weights, which makes the outputs."""
+    layers = [call for call in seen.every if call.layers and not call.calls]
+    return seen.head or (layers[-1] if layers else None)
 
 
-def _width(shape: torch.Size | None) -> int | None:
-    """How many units there are in a row once positions are pooled."""
-    return None if shape is None else shape[2 if len(shape) == 3 else 1]
+def _adds_features(head: Call, hidden: Iterable[Call], x: Side) -> bool:
+    """Whether what goes into the head is neither the input nor one of these outputs."""
+    given = head.given
+    return not given.problem and not any(given.is_same(s) for s in (x, *(c.made for c in hidden)))
+
+
+def _spread(seen: Trace, stages: list[Call], most: int) -> list[Call]:
+    """So many of the stages at most, the last one among them, evenly over the depth."""
+    if len(stages) <= most:
+        return stages
+    depths, depth = {}, 0
+    ends = {id(call) for call in stages}
+    for call in _finished(seen.root):
+        depth += 0 if call.calls else call.layers
+        if id(call) in ends:
+            depths[id(call)] = depth
+    last = depths[id(stages[-1])]
+    wanted = [last * (number + 1) / most for number in range(most)]
+    taken = {next(i for i, s in enumerate(stages) if depths[id(s)] >= depth) for depth in wanted}
+    return [stages[index] for index in sorted(taken)]
+
+
+def _finished(call: Call) -> Iterable[Call]:
+    """All runs, in the order in which they ended."""
+    for inner in call.calls:
+        yield from _finished(inner)
+    yield call
 
 
 @dataclass
@@ -100,18 +98,26 @@ class _Stage:
         return bool(self.start.calls)
 
 
-def _hidden(root: Call, keep_last: bool) -> list[Call]:
+def _hidden(seen: Trace, keep_last: bool) -> list[Call]:
     """The outputs of the hidden stages; see the head of this file for the rule."""
-    calls = _flatten(root)
-    stages = _stages(calls)
-    # One stage that is itself a network (a wrapper, a backbone below a head): look inside.
-    while len(stages) <= 2 and any(stage.is_block for stage in stages):
-        calls = [inner for call in calls for inner in (_flatten(call) if call.calls else [call])]
-        stages = _stages(calls)
+    calls, opened = _flatten(seen.root), set[int]()
+    while True:
+        stages = _stages(calls, opened)
+        blocks = [c for c in calls if c.calls and c.layers and id(c) not in opened]
+        largest = max(blocks, key=lambda call: call.layers, default=None)
+        enough = len(stages) >= _FEWEST + keep_last
+        if largest is None or (enough and 2 * largest.layers <= seen.root.layers):
+            break
+        index = calls.index(largest)
+        calls[index:index] = _flatten(
+            largest
+        )  # the block itself stays, for what it adds at its end
+        opened.add(id(largest))
     hidden = stages if keep_last else stages[:-1]
     first_block = next((i for i, stage in enumerate(hidden) if stage.is_block), 0)
-    outputs = [stage.output for stage in hidden[first_block:]]
-    return [call for call in outputs if not call.problem]
+    if len(hidden) - first_block < _FEWEST - 1:
+        first_block = 0  # too little would be left without the stem
+    return [stage.output for stage in hidden[first_block:] if not stage.output.made.problem]
 
 
 def _flatten(call: Call) -> list[Call]:
@@ -126,19 +132,18 @@ def _flatten(call: Call) -> list[Call]:
     return flat
 
 
-def _stages(calls: Iterable[Call]) -> list[_Stage]:
+def _stages(calls: Iterable[Call], opened: set[int]) -> list[_Stage]:
     stages: list[_Stage] = []
     for call in calls:
-        if call.calls or _has_weights(call.module):
+        if id(call) in opened:
+            if stages and not call.made.problem and call.made.shape == stages[-1].output.made.shape:
+                same = call.made.is_same(stages[-1].output.made)
+                stages[-1].output = stages[-1].output if same else call
+        elif call.layers:
             stages.append(_Stage(call, call))
         elif stages and (_refines(call) or (_pools(call) and not stages[-1].is_block)):
             stages[-1].output = call
     return stages
-
-
-def _has_weights(module: nn.Module) -> bool:
-    refinement = isinstance(module, (*_NORMALISATIONS, nn.PReLU))
-    return not refinement and next(module.parameters(), None) is not None
 
 
 def _pools(call: Call) -> bool:
@@ -149,7 +154,7 @@ def _refines(call: Call) -> bool:
     """Normalisations and activations, also a user's own: same shape in and out, no weights."""
     if _pools(call) or isinstance(call.module, _SILENT):
         return False
-    return call.input_shape is not None and call.input_shape == call.output_shape
+    return len(call.made.shape) > 0 and call.given.shape == call.made.shape
 
 
 register_layer_picker("auto", auto)

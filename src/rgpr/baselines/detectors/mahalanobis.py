@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ..._network.layers import LayerChoice, check_layers, choose_layers
 from ..._network.moments import ClassMoments
-from ..._network.running import INPUT, capture, evaluating
+from ..._network.representation import INPUT, Representation, names_of
+from ..._network.running import capture, evaluating
 from .base import Detector, register_detector
 from .features import penultimate
 
@@ -48,7 +49,7 @@ class Mahalanobis(Detector):
         if not 0 <= shrinkage <= 1:
             raise ValueError(f"shrinkage = {shrinkage}; expected a share between 0 and 1")
         self.choice, self.shrinkage = layers, shrinkage
-        self.layers: list[str] = []
+        self._representations: list[Representation] = []
         self.means: list[Tensor] = []
         self.whitenings: list[Tensor] = []
 
@@ -60,7 +61,7 @@ class Mahalanobis(Detector):
             ValueError: A class has no example, labels and logits do not agree, or the covariance
                 has no inverse.
         """
-        layers: list[str] = []
+        layers: list[Representation] = []
         moments: list[ClassMoments] = []
         with evaluating(self.network):
             for number, (x, y) in enumerate(self._batches(train_loader, progress)):
@@ -86,14 +87,19 @@ class Mahalanobis(Detector):
             )
         whitenings = [
             self._whitening(name, moment)
-            for name, moment in zip(layers or ["penultimate"], moments, strict=True)
+            for name, moment in zip(names_of(layers) or ["penultimate"], moments, strict=True)
         ]
-        self.layers, self.whitenings = layers, whitenings
+        self._representations, self.whitenings = layers, whitenings
         self.means = [moment.means for moment in moments]
         return self
 
-    def _choose(self, x: Tensor) -> list[str]:
+    @property
+    def layers(self) -> list[str]:
         """Names of the hidden layers; none stands for the penultimate features."""
+        return names_of(self._representations)
+
+    def _choose(self, x: Tensor) -> list[Representation]:
+        """The hidden layers; none stands for the penultimate features."""
         if self.choice is None:
             return []
         layers = choose_layers(self.network, self.choice, x)[1:]
@@ -104,12 +110,12 @@ class Mahalanobis(Detector):
             )
         return layers
 
-    def _read(self, x: Tensor, layers: list[str]) -> tuple[list[Tensor], Tensor]:
+    def _read(self, x: Tensor, layers: list[Representation]) -> tuple[list[Tensor], Tensor]:
         if not layers:
             features, logits = penultimate(self, x)
             return [features.double()], logits
         takes = [_pooled] * (1 + len(layers))
-        with capture(self.network, [INPUT, *layers], takes, x) as found:
+        with capture(self.network, [Representation(INPUT), *layers], takes, x) as found:
             logits = self._logits(x)
         return found[1:], logits
 
@@ -132,7 +138,7 @@ class Mahalanobis(Detector):
     def _score(self, x: Tensor) -> Tensor:
         if not self.means:
             raise RuntimeError("this Mahalanobis detector is not fitted; call fit(train_loader)")
-        features, _ = self._read(x, self.layers)
+        features, _ = self._read(x, self._representations)
         scores = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         for h, means, whitening in zip(features, self.means, self.whitenings, strict=True):
             # One class at a time: all at once would take (B, C, D).

@@ -228,7 +228,7 @@ def collect_matrices(extension: Extension, loader: Iterable[Any], progress: bool
             check_batch(number, x, posterior.network, extension.input_shape)
             if len(x) == 0:
                 continue
-            with capture(posterior.network, extension.layers, coordinates, x) as found:
+            with capture(posterior.network, extension.representations, coordinates, x) as found:
                 gaussian: Gaussian = posterior(x)
             for parts, h in zip(representations, found, strict=True):
                 parts.append(h)
