@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ._network.batches import Batch, mapped, numbers, rows_of
 from ._network.kept import joined
 from ._network.loaders import inputs
+from ._network.sources import as_batches
 
 __all__ = ["NoiseLoader", "far_away", "like_data", "permuted", "smoothed", "uniform"]
 
@@ -187,7 +188,8 @@ class NoiseLoader:
     def __iter__(self) -> Iterator[Any]:
         generator = torch.Generator().manual_seed(self.seed)
         waiting: list[Batch] = []
-        for x in inputs(self.loader, self.network, progress=False, description="noise"):
+        data = as_batches(self.loader, self.network)
+        for x in inputs(data, self.network, progress=False, description="noise"):
             waiting.append(x)
             if sum(map(rows_of, waiting)) >= 2 * _POOL:
                 # Half stays behind, so that the last one is no smaller.

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from .batches import Batch, Taken, mapped, taken_by
@@ -49,23 +48,6 @@ def inputs(
 
 
 def _batches(loader: Iterable[Any], *, progress: bool, description: str) -> Iterator[Any]:
-    if isinstance(loader, Tensor | Dataset):
-        raise TypeError(
-            f"this is a {type(loader).__name__}, which yields single examples; pass a DataLoader "
-            "of it, or [x] for one batch x"
-        )
-    if (
-        isinstance(loader, tuple)
-        and len(loader) == 2
-        and all(isinstance(t, Tensor) for t in loader)
-    ):
-        first, second = loader
-        if first.dim() != second.dim() and len(first) == len(second):
-            raise TypeError(
-                f"this is a pair of tensors of shapes {tuple(first.shape)} and "
-                f"{tuple(second.shape)}, which reads as two batches of inputs; pass [(x, y)] for "
-                "one batch x with targets y"
-            )
     empty = True
     # `disable=None` hides the bar where nobody watches: no terminal, no bar.
     for batch in tqdm(loader, desc=description, leave=False, disable=None if progress else True):

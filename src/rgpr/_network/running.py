@@ -58,6 +58,12 @@ def plain_module(network: nn.Module) -> nn.Module:
             "read; pass the nn.Module it was made from"
         )
     for name, module in network.named_modules():
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise TypeError(
+                f"FullyShardedDataParallel ({name or 'the network'}) flattens the parts of a "
+                "network, so that they cannot be found; pass the network itself, or shard it with "
+                "torch.distributed.fsdp.fully_shard, which leaves the parts in place"
+            )
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
             part = f"the part '{name}' of the network" if name else "the network"
             raise TypeError(

@@ -31,6 +31,7 @@ from .._network.loaders import labelled, on_device
 from .._network.moments import Moments
 from .._network.representation import Representation
 from .._network.running import evaluating, plain_module
+from .._network.sources import as_batches, check_read_again
 from ..residual.coordinates import Standardizer
 from .base import THROUGH_ANOTHER_LIBRARY, Posterior
 from .gaussian import DiagonalGaussian, Gaussian
@@ -116,7 +117,9 @@ class SVDKL(Posterior):
         """
         extractor = plain_module(extractor)
         if train_extractor:
+            check_read_again(train_loader, "train_extractor=True")
             extractor = copy.deepcopy(extractor)
+        train_loader = as_batches(train_loader, extractor)
         data = _read(extractor, train_loader, progress)
         targets = _Targets.of(data, likelihood, classes)
         generator = torch.Generator().manual_seed(seed)

@@ -22,6 +22,7 @@ from .._network.loaders import labelled, on_device
 from .._network.outputs import Output
 from .._network.representation import Representation
 from .._network.running import evaluating
+from .._network.sources import as_batches
 from ..likelihoods.classification import Classification
 from .base import Posterior, as_posterior
 from .gaussian import DiagonalGaussian, Gaussian, ScaledGaussian
@@ -63,10 +64,11 @@ class Temperature(Posterior):
             The posterior itself.
         """
         device = network_dtype_device(self.network)[1]
+        data = as_batches(val_loader, self.network)
         means, variances, targets = [], [], []
         with evaluating(self.base):
             for number, (x, y) in enumerate(
-                labelled(val_loader, self.network, progress=progress, description="temperature")
+                labelled(data, self.network, progress=progress, description="temperature")
             ):
                 gaussian: Gaussian = self.base(copied(on_device(x, device)))
                 means.append(gaussian.mean.double())

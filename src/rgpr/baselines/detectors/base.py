@@ -14,6 +14,7 @@ from ..._network.checks import check_batch, check_input, network_dtype_device
 from ..._network.loaders import labelled, on_device
 from ..._network.outputs import outputs
 from ..._network.running import evaluating, plain_module
+from ..._network.sources import as_batches
 
 __all__ = ["DETECTORS", "Detector", "register_detector"]
 
@@ -35,7 +36,8 @@ class Detector(ABC):
         """Learn from the training data where the detector needs to; here it does not.
 
         Args:
-            train_loader: Yields ``(x, y)``; batches are moved to the network's device.
+            train_loader: Yields ``(x, y)``; batches are moved to the network's device. Arrays
+                ``(X, y)`` and data sets will do as well, as for :meth:`rgpr.RGPR.fit`.
             progress: Show a progress bar where there is a terminal.
 
         Returns:
@@ -70,6 +72,7 @@ class Detector(ABC):
         device = network_dtype_device(self.network)[1]
         description = f"{type(self).__name__} fit"
         shape: Shape | None = None
+        loader = as_batches(loader, self.network)
         pairs = labelled(loader, self.network, progress=progress, description=description)
         for number, (x, y) in enumerate(pairs):
             x, y = on_device(x, device), on_device(y, device)

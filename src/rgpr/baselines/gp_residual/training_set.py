@@ -15,6 +15,7 @@ from ..._network.loaders import labelled, on_device
 from ..._network.moments import Moments
 from ..._network.outputs import outputs_of
 from ..._network.running import evaluating
+from ..._network.sources import as_batches
 from ...posteriors.gaussian_processes import Batch, Units, class_labels, regression_targets
 from ...residual.coordinates import Standardizer
 
@@ -113,6 +114,7 @@ def collect(
         ValueError: Inputs or the network's outputs are not finite, or shapes do not fit.
     """
     device = network_dtype_device(network)[1]
+    loader = as_batches(loader, network)
     xs, ys, fs = [], [], []
     shape: torch.Size | None = None
     with evaluating(network):
