@@ -175,10 +175,10 @@ def test_a_point_regressor_comes_back_as_one(tmp_path: Path) -> None:
 def test_wrong_network_is_refused_and_left_alone(tmp_path: Path) -> None:
     path, _ = saved(tmp_path)
     for network, message in (
-        (mlp(width=17), r"'0\.weight' is float32 \(16, 4\) in the file and float32 \(17, 4\) in"),
-        (mlp().double(), r"is float32 \(16, 4\) in the file and float64"),
+        (mlp(width=17), r"'0\.weight' was float32 \(16, 4\) and is float32 \(17, 4\) in"),
+        (mlp().double(), r"was float32 \(16, 4\) and is float64"),
         (mlp(hidden=1), r"no '4\.weight' in the network"),
-        (mlp(hidden=3), r"no '6\.weight' in the file"),
+        (mlp(hidden=3), r"no '6\.weight' was saved"),
     ):
         before = {k: v.clone() for k, v in network.state_dict().items()}
         with pytest.raises(ValueError, match=message):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,15 +17,26 @@ from torch import Tensor, nn
 
 from ._backend.buffers import StableBuffers
 from ._backend.compiled import CompiledCall
-from ._network.checks import check_input, network_dtype_device, one_of
+from ._network.batches import Batch, Shape, dtype_of, run
+from ._network.checks import check_input, check_source, network_dtype_device, one_of
 from ._network.layers import LayerChoice, check_layers
+from ._network.outputs import Output
 from ._network.representation import Representation, names_of
 from ._network.running import plain_module
+from ._network.sources import as_batches, check_columns
 from ._network.table import LayerTable, table_of
 from ._network.trace import few, trace
 from .answers import conformal, probabilities
 from .answers.calibration import Calibration, calibrate
 from .answers.explanation import Explanation, explain
+from .answers.predictions import (
+    Predictions,
+    Promises,
+    class_set,
+    everything,
+    interval,
+    predict,
+)
 from .answers.score import score
 from .extension import Extension, Reading
 from .extension.fitting import Plan, fit
@@ -35,8 +47,9 @@ from .posteriors import Posterior, as_posterior
 from .posteriors.gaussian import Gaussian
 from .residual.recipes import RESIDUALS, ResidualRecipe
 from .residual.variance import Residual
-from .saving import model_file
+from .saving import model_file, state
 from .saving.export import check_exportable, program
+from .saving.parts import Parts
 from .tuning.options import Options
 from .tuning.result import TuningResult
 from .tuning.run import tune
@@ -79,6 +92,13 @@ class RGPR(StableBuffers):
             measured, and how the representations become one variance.
         nan: What a row with a NaN gets: ``"propagate"`` (NaN, in that row alone) or ``"raise"``,
             which has to wait for the device at every call.
+        input: Where the input holds ids instead of real numbers, the name of the module that reads
+            them, such as ``"bert.embeddings.word_embeddings"``: its output, averaged over
+            positions, is then the representation ``"input"``.
+        output: Which part of what the network returns holds its outputs, where that is neither a
+            tensor nor has ``logits``: an index, a key or the name of an attribute, or a function,
+            with which the model cannot be saved. An :class:`rgpr.Posterior` keeps it as its own
+            ``output``.
 
     Example:
         >>> from torch import nn
@@ -113,6 +133,8 @@ class RGPR(StableBuffers):
         *,
         residual: str | ResidualRecipe = "onset",
         nan: str = "propagate",
+        input: str | None = None,
+        output: Output = None,
     ) -> None:
         super().__init__()
         if not isinstance(residual, str | ResidualRecipe):
@@ -121,6 +143,10 @@ class RGPR(StableBuffers):
             residual = RESIDUALS[one_of("residual", residual, tuple(RESIDUALS))]
         self.recipe = residual
         self.posterior = as_posterior(base)
+        if output is not None:
+            self.posterior.output = output
+        check_source(self.posterior.network, input)
+        self.input = input
         fitted_for = self.posterior.likelihood
         self._likelihood = likelihood_named(likelihood or fitted_for or "classification")
         if fitted_for not in (None, self.likelihood):
@@ -132,7 +158,8 @@ class RGPR(StableBuffers):
         self._choice = layers
         check_layers(self.posterior.network, layers)
         self._layers: list[Representation] = []
-        self._input_shape: torch.Size | None = None
+        self._input_shape: Shape | None = None
+        self._columns: tuple[str, ...] | None = None
         self.residual = None
         device = network_dtype_device(self.posterior.network)[1]
         one = torch.ones((), dtype=torch.float64, device=device)
@@ -149,7 +176,9 @@ class RGPR(StableBuffers):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def fit(self, train_loader: Iterable[Any], *, r: float = 1.0, progress: bool = True) -> RGPR:
+    def fit(
+        self, train_loader: Any, y: Any = None, *, r: float = 1.0, progress: bool = True
+    ) -> RGPR:
         """Learn how far every representation usually is, in one pass over the training inputs.
 
         Also sets where the variance sets in and how fast it grows, from up to 512 training inputs
@@ -161,9 +190,14 @@ class RGPR(StableBuffers):
         it was.
 
         Args:
-            train_loader: Yields ``(x, y)``, ``x`` or dicts; batches are moved to the network's
-                device. Targets must fit the likelihood. Prototypes are of classes, and take the
-                network's own predictions if there are no targets.
+            train_loader: Yields ``(x, y)``, ``x``, ``(a, b, y)`` for a network that takes two
+                tensors, or dicts with entries named like the parameters of the network; batches
+                are moved to the network's device. Instead of a loader it may be inputs ``X`` or a
+                pair ``(X, y)``, as tensors, numpy arrays or pandas frames, a dict of them, a torch
+                or Hugging Face data set; floating-point numbers of numpy and pandas take the
+                network's dtype. Targets must fit the likelihood. Prototypes are of classes, and
+                take the network's own predictions if there are no targets.
+            y: Targets, if ``train_loader`` is the inputs alone.
             r: Factor on the standard deviations: larger makes the residual flatter.
             progress: Show a progress bar where there is a terminal.
 
@@ -171,14 +205,16 @@ class RGPR(StableBuffers):
             The model itself.
 
         Raises:
-            TypeError: Inputs are not floating point, or not of the network's dtype, or targets
-                are no numbers.
+            TypeError: Inputs are not floating point, or not of the network's dtype, targets are no
+                numbers, or a frame has columns that are no numbers.
             ValueError: No batch, fewer than two inputs, inputs of differing shapes, a value that
                 is not finite, targets that do not fit the outputs, or a network that ends in a
                 softmax or a sigmoid; the message names the batch.
         """
-        plan = Plan(self.posterior, self._choice, self.recipe, self._likelihood, r)
-        fitted = fit(plan, train_loader, progress)
+        plan = Plan(self.posterior, self._choice, self.recipe, self._likelihood, r, self.input)
+        data = self._data(train_loader, y, fitted=False)
+        fitted = fit(plan, data, progress)
+        self._columns = getattr(data, "columns", None)
         self._layers, self._input_shape = fitted.layers, fitted.shape
         self.residual = fitted.residual
         for name in _LEARNED:
@@ -190,6 +226,12 @@ class RGPR(StableBuffers):
         onset = fitted.residual.onset
         self._given_onset = None if onset is None else onset.clone()
         return self
+
+    def _data(self, source: Any, y: Any = None, *, fitted: bool = True) -> Iterable[Any]:
+        """Batches of what a user passes as data, whose columns must be those of the fit."""
+        data = as_batches(source if y is None else (source, y), self.posterior.network)
+        check_columns(data, self._columns if fitted else None)
+        return data
 
     @property
     def layers(self) -> list[str]:
@@ -270,10 +312,9 @@ class RGPR(StableBuffers):
         return replace(now, residual=residual, temperature=given)
 
     def _load_from_state_dict(self, state_dict, prefix, *rest):  # type: ignore[no-untyped-def]
-        for name in _LEARNED:  # there, or not, and of the size that they have in the state
-            saved = state_dict.get(prefix + name)
-            there = None if saved is None else torch.empty_like(saved, device=self._device)
-            setattr(self, name, there)
+        described = state_dict.setdefault(prefix + state.KEY, self.get_extra_state())
+        if len(described):  # a fitted model, and this becomes one of the same parts and sizes
+            self._become(state.parts_of(state_dict, prefix, self.posterior))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     @property
@@ -284,7 +325,8 @@ class RGPR(StableBuffers):
     @torch.no_grad()
     def calibrate(
         self,
-        val_loader: Iterable[Any],
+        val_loader: Any,
+        y: Any = None,
         *,
         max_nll_increase: float = 0.005,
         progress: bool = True,
@@ -306,7 +348,8 @@ class RGPR(StableBuffers):
 
         Args:
             val_loader: Yields ``(x, y)`` or ``x``, held out from training and exchangeable with
-                what is to be predicted.
+                what is to be predicted; or data in one of the other forms that :meth:`fit` takes.
+            y: Targets, if ``val_loader`` is the inputs alone.
             max_nll_increase: How much the mean negative log-likelihood of these data may rise
                 above the base's. Of several labels an example's is the sum over its labels.
             progress: Show a progress bar where there is a terminal.
@@ -321,7 +364,11 @@ class RGPR(StableBuffers):
         given = self._as_given()
         known = None if self._fit_keys is None else (self._fit_keys, int(self._fit_count or 0))
         found, report = calibrate(
-            given, val_loader, known, max_nll_increase=max_nll_increase, progress=progress
+            given,
+            self._data(val_loader, y),
+            known,
+            max_nll_increase=max_nll_increase,
+            progress=progress,
         )
         residual = self._fitted()
         residual.onset, residual.slope = found.chosen.onset, found.chosen.slope
@@ -333,11 +380,12 @@ class RGPR(StableBuffers):
     @torch.no_grad()
     def tune(
         self,
-        val_loader: Iterable[Any],
+        val_loader: Any,
+        y: Any = None,
         objective: str = "likelihood",
-        ood: Iterable[Any] | None = None,
-        ood_weight: float | None = None,
         *,
+        ood: Any = None,
+        ood_weight: float | None = None,
         link_approx: str = "probit",
         n_samples: int = 20,
         temperature: bool = False,
@@ -362,11 +410,14 @@ class RGPR(StableBuffers):
         calibration budget asks for it.
 
         Args:
-            val_loader: Yields ``(x, y)``. Held out from training for the first two objectives.
+            val_loader: Yields ``(x, y)``, or data in one of the other forms that :meth:`fit`
+                takes. Held out from training for the first two objectives.
+            y: Targets, if ``val_loader`` is the inputs alone. A word here is the objective.
             objective: One of the three.
-            ood: Outliers for ``"ood"``: a loader or generator of inputs. By default noise made
-                from the validation inputs, see :func:`rgpr.noise.like_data`. A generator without
-                a length is read for as many outliers as there are validation examples.
+            ood: Outliers for ``"ood"``: a loader or generator of inputs, or an array. By default
+                noise made from the validation inputs, see :func:`rgpr.noise.like_data`. A
+                generator without a length is read for as many outliers as there are validation
+                examples.
             ood_weight: The paper's lambda; 0.5 by default as there. With a budget, the largest
                 that is tried, 100 unless given.
             link_approx: ``"probit"`` or ``"mc"``: what the likelihood is computed with.
@@ -392,9 +443,14 @@ class RGPR(StableBuffers):
             ValueError: The default residual, options that do not fit together, targets that do
                 not fit the outputs, or too many examples for ``"marginal-likelihood"``.
         """
+        extension = self._extension()
+        if isinstance(y, str):
+            if objective != "likelihood":
+                raise TypeError("outliers go by their name: model.tune(data, 'ood', ood=outliers)")
+            y, objective = None, y
         options = Options(
             objective,
-            ood,
+            None if ood is None else self._data(ood),
             ood_weight,
             link_approx=link_approx,
             n_samples=n_samples,
@@ -406,7 +462,7 @@ class RGPR(StableBuffers):
             seed=seed,
             progress=progress,
         )
-        tuned, result = tune(self._extension(), val_loader, options)
+        tuned, result = tune(extension, self._data(val_loader, y), options)
         self.sigma2 = tuned.sigma2
         if temperature:
             self.temperature = tuned.temperature
@@ -417,12 +473,13 @@ class RGPR(StableBuffers):
     def compile(self, **options: Any) -> None:
         """Compile predictions in place as one graph: the network, its posterior and the residual.
 
-        Applies to plain calls, ``model(x)``; those with options, gradients of ``x``, autocast or
-        an empty batch run as before, and so do all while parts of the network have hooks that came
-        later. The first call takes as long as a compilation does, and so does the first one after
-        the model was fitted, calibrated or moved. Let it end before other threads predict.
-        Attributes of the network that are no tensors, such as ``eps``, are constants of the graph.
-        ``torch.compile(model)`` works too, but cuts the graph at every layer that is read.
+        Applies to plain calls, ``model(x)`` with one real tensor; other batches, and calls with
+        options, gradients of ``x``, autocast or an empty batch run as before, and so do all while
+        parts of the network have hooks that came later. The first call takes as long as a
+        compilation does, and so does the first one after the model was fitted, calibrated or moved.
+        Let it end before other threads predict. Attributes of the network that are no tensors, such
+        as ``eps``, are constants of the graph. ``torch.compile(model)`` works too, but cuts the
+        graph at every layer that is read.
 
         Args:
             options: For ``torch.compile``, such as ``mode="max-autotune"``.
@@ -443,7 +500,7 @@ class RGPR(StableBuffers):
 
     def forward(
         self,
-        x: Tensor,
+        x: Batch,
         *,
         link_approx: str = "probit",
         n_samples: int = 100,
@@ -459,7 +516,8 @@ class RGPR(StableBuffers):
         another.
 
         Args:
-            x: ``(B, ...)``, of the shape, dtype and device that the network takes.
+            x: ``(B, ...)``, of the shape, dtype and device that the network takes; or a dict or a
+                tuple of such tensors, for a network that takes several.
             link_approx: ``"probit"``, ``"mc"`` or, for classification alone, ``"bridge"``.
             n_samples: Number of samples for ``"mc"``. A multiple of the number of classes (of two
                 for labels) makes the confidence far away exactly ``1 / C``.
@@ -487,12 +545,13 @@ class RGPR(StableBuffers):
         extension = self._extension()
         if link_approx == "mc" and isinstance(self._likelihood, LabelLikelihood):
             drawn, limit = probabilities.draw(extension, x, n_samples, generator)
-            return probabilities.monte_carlo(self._likelihood, drawn, limit).to(x.dtype)
+            dtype = dtype_of(self.posterior.network, x)
+            return probabilities.monte_carlo(self._likelihood, drawn, limit).to(dtype)
         return probabilities.answer(extension, extension.read(x), link_approx, diagonal_output)
 
     def predictive_samples(
         self,
-        x: Tensor,
+        x: Batch,
         n_samples: int = 100,
         generator: torch.Generator | None = None,
         *,
@@ -513,14 +572,14 @@ class RGPR(StableBuffers):
         extension = self._extension()
         return probabilities.draw(extension, x, n_samples, generator, symmetric=symmetric)[0]
 
-    def variance(self, x: Tensor) -> Tensor:
+    def variance(self, x: Batch) -> Tensor:
         """The residual's variance ``v(x)``, ``(B,)`` in float64."""
-        extension = self._extension()
-        return probabilities.variance(extension, extension.read(x, self.posterior.network))
+        extension, network = self._extension(), self.posterior.network
+        return probabilities.variance(extension, extension.read(x, partial(run, network)))
 
     # -- how strange, and what follows -----------------------------------------------------------
 
-    def score(self, x: Tensor) -> Tensor:
+    def score(self, x: Batch) -> Tensor:
         """How strange each input is, ``(B,)`` in float64: higher is stranger.
 
         See :mod:`rgpr.answers.score` for the formula. It is fixed by :meth:`fit`: neither
@@ -530,19 +589,14 @@ class RGPR(StableBuffers):
         extension = self._extension()
         return score(extension, extension.read(x))
 
-    def _everything(self, x: Tensor, diagonal_output: bool = False) -> tuple[Tensor, ...]:
+    def _everything(self, x: Batch, diagonal_output: bool = False) -> tuple[Tensor, ...]:
         """What a plain call returns, the score, and the p-value if there is one, from one pass."""
         extension = self._extension()
         reading: Reading[Gaussian] = extension.read(x)
-        answer = probabilities.answer(extension, reading, diagonal=diagonal_output)
-        strange = score(extension, reading)
-        answers = (answer,) if isinstance(answer, Tensor) else answer
-        if self._references is None:
-            return (*answers, strange)
-        return (*answers, strange, conformal.p_values(strange, self._references))
+        return everything(extension, reading, self._references, diagonal_output)
 
     @torch.no_grad()
-    def p_value(self, x: Tensor) -> Tensor:
+    def p_value(self, x: Batch) -> Tensor:
         """The share of data like the validation data that is at least as strange, ``(B,)``.
 
         A conformal p-value: for inputs exchangeable with those that :meth:`calibrate` saw, it is at
@@ -555,7 +609,7 @@ class RGPR(StableBuffers):
         return conformal.p_values(self.score(x), self._reference_scores())
 
     @torch.no_grad()
-    def flag(self, x: Tensor, alpha: float | None = None, *, fdr: float | None = None) -> Tensor:
+    def flag(self, x: Batch, alpha: float | None = None, *, fdr: float | None = None) -> Tensor:
         """Which inputs are too strange to be like the validation data, ``(B,)``.
 
         Args:
@@ -578,20 +632,13 @@ class RGPR(StableBuffers):
             raise ValueError(f"alpha = {alpha} and fdr = {fdr}: give one of them, not both")
         alpha = 0.05 if alpha is None else alpha
         name, level = ("alpha", alpha) if fdr is None else ("fdr", fdr)
-        if not 0 < level < 1:
-            raise ValueError(f"{name} = {level} must lie between 0 and 1: a share of inputs")
-        if len(references) < conformal.references_for(level):
-            raise ValueError(
-                f"{name} = {level:g} is below 1/{len(references) + 1}, the smallest p-value that "
-                f"{len(references)} references allow; calibrate with at least "
-                f"{conformal.references_for(level)} examples, or use a larger {name}"
-            )
+        conformal.check_level(name, level, references)
         p = self.p_value(x)
         flagged = p <= level if fdr is None else conformal.false_discoveries(p, fdr)
         return flagged | p.isnan()
 
     @torch.no_grad()
-    def predict_set(self, x: Tensor, coverage: float = 0.9) -> Tensor:
+    def predict_set(self, x: Batch, coverage: float = 0.9) -> Tensor:
         """Sets of classes that hold the right one with this probability, ``(B, C)`` booleans.
 
         The promise is about inputs exchangeable with the labelled data of :meth:`calibrate`, on
@@ -607,16 +654,12 @@ class RGPR(StableBuffers):
                 "sets are of classes of which one is right; this model is for "
                 f"{self.likelihood}: use model.interval"
             )
-        return self._set(x, self._bound(coverage))
-
-    def _set(self, x: Tensor, bound: Tensor) -> Tensor:
-        """The alternatives on the last axis that belong to sets, as booleans."""
+        bound = self._bound(coverage)
         reading: Reading[Gaussian] = self._extension().read(x)
-        log_p = probabilities.log_probabilities(self._as_given(), reading)
-        return conformal.inside(log_p, bound)
+        return class_set(self._as_given(), reading, bound)
 
     @torch.no_grad()
-    def interval(self, x: Tensor, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
+    def interval(self, x: Batch, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
         """Bounds that hold the target with this probability, each ``(B, C)``.
 
         The promise is that of :meth:`predict_set`, for all outputs at once. For regression the
@@ -631,19 +674,41 @@ class RGPR(StableBuffers):
         if self.likelihood == "classification":
             raise ValueError("intervals are of numbers; this model classifies: use predict_set")
         bound = self._bound(coverage)
-        if isinstance(self._likelihood, LabelLikelihood):
-            without, there = self._set(x, bound).unbind(-1)
-            return ~without, there
         reading: Reading[Gaussian] = self._extension().read(x)
-        deviation = probabilities.deviations(self._as_given(), reading)
-        limit = deviation.isinf()
-        width = torch.where(limit, torch.inf, bound * deviation)  # also where the bound is zero
-        mean = reading.output.mean.double()
-        low, high = (torch.where(limit, 0.0, mean) + side * width for side in (-1, 1))
-        return low, high
+        return interval(self._as_given(), reading, bound)
+
+    def predict(
+        self, data: Any, *, alpha: float = 0.05, coverage: float = 0.9, progress: bool = True
+    ) -> Predictions:
+        """Everything for many inputs, as arrays on the CPU, from one pass over them.
+
+        Each answer is that of the call of its name: :meth:`forward` (with variances instead of
+        covariances), :meth:`score` and, once :meth:`calibrate` was called, :meth:`p_value`,
+        :meth:`flag`, and :meth:`predict_set` or :meth:`interval`.
+
+        Args:
+            data: A loader, or data in one of the other forms that :meth:`fit` takes. Targets are
+                not looked at. A frame must have the columns of the one that the model was fitted
+                on.
+            alpha: The level of flags.
+            coverage: That of sets and intervals.
+            progress: Show a progress bar where there is a terminal.
+
+        Raises:
+            RuntimeError: The model was not fitted.
+            TypeError: Inputs are not of the network's dtype, or a frame holds no numbers.
+            ValueError: Inputs of another shape, a frame with other columns, no batch at all, or a
+                level that :meth:`flag` or :meth:`predict_set` refuses.
+        """
+        extension = self._extension()
+        if self._references is not None:
+            conformal.check_level("alpha", alpha, self._references)
+        bound = None if self._label_scores is None else self._bound(coverage)
+        promises = Promises(self._references, alpha, self._as_given(), bound)
+        return predict(extension, promises, self._data(data), progress)
 
     @torch.no_grad()
-    def explain(self, x: Tensor) -> Explanation:
+    def explain(self, x: Batch) -> Explanation:
         """Which representation made each input how strange; ``print`` it."""
         extension = self._extension()
         return explain(extension, extension.read(x))
@@ -699,11 +764,37 @@ class RGPR(StableBuffers):
 
         Raises:
             RuntimeError: The model was not fitted.
-            TypeError: The posterior still needs the object it was made from.
+            TypeError: The posterior still needs the object it was made from, or ``output`` is a
+                function.
         """
+        model_file.save(path, self._parts())
+
+    def _parts(self) -> Parts:
+        """All that is kept of a fitted model."""
         learned = {name: getattr(self, name) for name in _LEARNED}
         tensors = {name: tensor for name, tensor in learned.items() if tensor is not None}
-        model_file.save(path, self._extension(), self.recipe, tensors)
+        return Parts(self._extension(), self.recipe, tensors, self._columns)
+
+    def _become(self, parts: Parts) -> None:
+        """Be the model that the parts were taken from."""
+        now, device = parts.extension, self._device
+        self.posterior, self.recipe, self._columns = now.posterior, parts.recipe, parts.columns
+        self._likelihood, self.nan, self.input = now.likelihood, now.nan, now.source
+        self._layers, self._input_shape = list(now.representations), now.input_shape
+        self.residual = now.residual.to(device)
+        self._temperature = now.temperature.to(device)
+        # A state may name these tensors alone, and none of the model's other attributes.
+        learned = {"_given_temperature": self._temperature.clone(), **parts.learned}
+        for name in _LEARNED:
+            tensor = learned.get(name)
+            setattr(self, name, None if tensor is None else tensor.to(device))
+
+    def get_extra_state(self) -> Tensor:
+        """What ``state_dict`` holds beside tensors: JSON as bytes, empty before the fit."""
+        return state.described(None if self.residual is None else self._parts())
+
+    def set_extra_state(self, _: Tensor) -> None:
+        """Nothing is left to do: the state was read before the tensors."""
 
     def extra_repr(self) -> str:
         layers = names_of(self._layers) or self._choice
@@ -727,22 +818,18 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
     """
     network = plain_module(network)
     with torch.inference_mode(False):  # what is loaded must be usable outside of it
-        saved = model_file.load(path, network)
-        parts = saved.extension
+        parts, weights = model_file.load(path, network)
+        now = parts.extension
         model = RGPR(
-            parts.posterior,
-            parts.layers,
-            parts.likelihood.name,
-            residual=saved.recipe,
-            nan=parts.nan,
+            now.posterior,
+            now.layers,
+            now.likelihood.name,
+            residual=parts.recipe,
+            nan=now.nan,
+            input=now.source,
         )
-        model.residual = parts.residual
-        model.temperature = parts.temperature
-        # A file may name these tensors alone, and none of the model's other attributes.
-        for name in saved.learned.keys() & set(_LEARNED):
-            setattr(model, name, saved.learned[name])
-        model._layers, model._input_shape = list(parts.representations), parts.input_shape
-    network.load_state_dict(saved.weights)
+        model._become(parts)
+    network.load_state_dict(weights)
     device = network_dtype_device(network)[1]
     return model if device is None else model.to(device)
 

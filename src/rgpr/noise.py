@@ -16,9 +16,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ._network.batches import Batch, mapped, numbers, rows_of
+from ._network.kept import joined
 from ._network.loaders import inputs
+from ._network.sources import as_batches
 
 __all__ = ["NoiseLoader", "far_away", "like_data", "permuted", "smoothed", "uniform"]
 
@@ -160,6 +163,8 @@ class NoiseLoader:
         noise: One of this module's functions, or any ``f(x, generator=...)``.
         loader: Yields ``(x, y)``, ``x`` or dicts.
         seed: Seed of the noise.
+        network: The network that the inputs are for, if it takes more than one tensor. Noise is
+            made of each part of real numbers; ids and masks travel along.
         **options: Passed on to ``noise``.
 
     Example:
@@ -169,22 +174,41 @@ class NoiseLoader:
     """
 
     def __init__(
-        self, noise: Noise, loader: Iterable[Any], *, seed: int = 0, **options: Any
+        self,
+        noise: Noise,
+        loader: Iterable[Any],
+        *,
+        seed: int = 0,
+        network: nn.Module | None = None,
+        **options: Any,
     ) -> None:
         self.noise, self.loader, self.seed, self.options = noise, loader, seed, options
+        self.network = network
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[Any]:
         generator = torch.Generator().manual_seed(self.seed)
-        waiting: list[Tensor] = []
-        for x in inputs(self.loader, progress=False, description="noise"):
+        waiting: list[Batch] = []
+        data = as_batches(self.loader, self.network)
+        for x in inputs(data, self.network, progress=False, description="noise"):
             waiting.append(x)
-            if sum(map(len, waiting)) >= 2 * _POOL:
+            if sum(map(rows_of, waiting)) >= 2 * _POOL:
                 # Half stays behind, so that the last one is no smaller.
-                whole = torch.cat(waiting)
-                yield self.noise(whole[:-_POOL], generator=generator, **self.options)
-                waiting = [whole[-_POOL:]]
+                whole = joined(waiting)
+                yield self._made(mapped(whole, lambda t: t[:-_POOL]), generator)
+                waiting = [mapped(whole, lambda t: t[-_POOL:])]
         if waiting:
-            yield self.noise(torch.cat(waiting), generator=generator, **self.options)
+            yield self._made(joined(waiting), generator)
+
+    def _made(self, x: Batch, generator: torch.Generator) -> Batch:
+        if isinstance(x, Tensor):
+            return self.noise(x, generator=generator, **self.options)
+        real = {id(part) for part in numbers(self.network or nn.Identity(), x).values()}
+        return mapped(  # type: ignore[no-any-return]
+            x,
+            lambda part: (
+                self.noise(part, generator=generator, **self.options) if id(part) in real else part
+            ),
+        )
 
 
 def _random(

@@ -50,6 +50,7 @@ __all__ = [
     "pooled",
     "register",
     "tracing_few_rows",
+    "transforming",
 ]
 
 P = ParamSpec("P")
@@ -59,6 +60,8 @@ _Function = Callable[..., Any]
 # A CPU works on blocks of this many numbers, because they fit its cache: a block that is read
 # again does not come from memory a second time.
 _CACHED = 1 << 19
+# Whether torch.func.vmap or one of its kind is at work, inside of which no value can be looked at.
+transforming = torch._C._are_functorch_transforms_active
 # Small layers are measured together for batches of up to this many rows.
 _FEW_ROWS = 1024
 
@@ -239,7 +242,7 @@ def mean_cubes(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) ->
     offset = None if offset is None else offset.view(shape)
     # On a CPU it costs nothing to look at a value, and cubes in float32 are twice as fast. So only
     # rows whose cubes overflow are computed again, in float64.
-    looks = h.device.type == "cpu" and not torch.compiler.is_compiling()
+    looks = h.device.type == "cpu" and not (torch.compiler.is_compiling() or transforming())
     blocks = torch.split(h, max(1, _CACHED // max(1, h[:1].numel()))) if looks else (h,)
     found = []
     for rows in blocks:

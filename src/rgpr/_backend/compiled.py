@@ -81,10 +81,11 @@ class CompiledCall:
             return answer
 
     def _plain(self, x: Any) -> bool:
-        """Whether the graph can do this call: without gradients, autocast or hooks."""
+        """Whether the graph can do this call: one real tensor, no gradients, autocast or hooks."""
         model = self._model
         return (
             isinstance(x, Tensor)
+            and x.is_floating_point()
             and x.dim() > 0
             and len(x) > 0
             and not (torch.is_grad_enabled() and x.requires_grad)

@@ -19,13 +19,14 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import nn
 
+from .batches import Batch
 from .pickers import PICKERS
 from .representation import INPUT, Representation, parse_layer
 from .trace import Call, Side, Trace, few, trace
 
-__all__ = ["How", "LayerChoice", "check_layers", "choose_layers", "choose_of"]
+__all__ = ["How", "LayerChoice", "check_layers", "choose_layers", "choose_of", "stand_in"]
 
 # How a layer is read: the axis of its channels, or which position of a sequence.
 How = int | str | None
@@ -60,7 +61,7 @@ def check_layers(network: nn.Module, choice: LayerChoice) -> None:
 
 
 def choose_layers(
-    network: nn.Module, choice: LayerChoice, x: Tensor, *, keep_last: bool = False
+    network: nn.Module, choice: LayerChoice, x: Batch, *, keep_last: bool = False
 ) -> list[Representation]:
     """The representations, in the order in which they are computed, input first.
 
@@ -74,6 +75,16 @@ def choose_layers(
         ValueError: A name matches nothing that ran, or a chosen layer has no representation.
     """
     return choose_of(trace(network, few(x)), choice, keep_last=keep_last)
+
+
+def stand_in(network: nn.Module, source: str, x: Batch) -> Representation:
+    """The output of a module in the place of the input."""
+    seen = trace(network, few(x))
+    call = next((call for call in seen.every if call.name == source), None)
+    if call is None or call.made.problem:
+        why = "it does not run" if call is None else call.made.problem
+        raise ValueError(f"input={source!r} cannot stand in for the input: {why}")
+    return replace(seen.representation(call), name=INPUT, source=source)
 
 
 def choose_of(seen: Trace, choice: LayerChoice, *, keep_last: bool = False) -> list[Representation]:

@@ -2,43 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["outputs_of"]
+from .batches import Batch, rows_of, run
+
+__all__ = ["Output", "outputs", "outputs_of", "part_of", "returning"]
+
+# Which part of what a network returned holds its outputs: an index, a key or the name of an
+# attribute, or a function that takes it out.
+Output = int | str | Callable[[Any], Tensor] | None
 
 
-def outputs_of(output: Any, x: Tensor) -> Tensor:
-    """Outputs ``(B, C)`` from what a network returned; one number per input becomes ``(B, 1)``."""
-    if isinstance(output, Mapping) and "logits" in output:
+def outputs(network: nn.Module, x: Batch, which: Output = None) -> Tensor:
+    """Outputs ``(B, C)`` of the network, which runs once."""
+    return outputs_of(network(x) if isinstance(x, Tensor) else run(network, x), x, which)
+
+
+def outputs_of(output: Any, x: Batch, which: Output = None) -> Tensor:
+    """Outputs ``(B, C)`` from what a network returned; one number per input becomes ``(B, 1)``.
+
+    Args:
+        output: What the network returned.
+        x: The batch that it ran on.
+        which: The part that holds the outputs; by default the tensor itself, or ``logits``.
+
+    Raises:
+        TypeError: There is no tensor.
+        ValueError: There is no such part, or its shape is not ``(B, C)``.
+    """
+    if which is not None:
+        output = part_of(output, which)
+    elif isinstance(output, Mapping) and "logits" in output:
         output = output["logits"]
     elif not isinstance(output, Tensor) and hasattr(output, "logits"):
         output = output.logits
     if not isinstance(output, Tensor):
+        what = "output= took" if which is not None else "the network returned"
         raise TypeError(
-            f"the network returned {type(output).__name__}; expected a tensor of logits or "
-            "outputs, or an object that holds one as .logits. Wrap the network in a module that "
-            "returns the tensor"
+            f"{what} {_described(output)}; expected a tensor of logits or outputs, or an object "
+            "that holds one as .logits. Say which part it is, as in RGPR(network, output=0) or "
+            "output='logits', or wrap the network in a module that returns the tensor"
         )
-    outputs: Tensor = output
-    if outputs.dim() == 1 and outputs.shape[0] == x.shape[0]:
-        outputs = outputs[:, None]
-    if outputs.dim() != 2 or outputs.shape[0] != x.shape[0]:
+    found: Tensor = output
+    rows = x.shape[0] if isinstance(x, Tensor) else rows_of(x)
+    if found.dim() == 1 and found.shape[0] == rows:
+        found = found[:, None]
+    if found.dim() != 2 or found.shape[0] != rows:
         dense = ""
-        if outputs.dim() > 2 and outputs.shape[0] == x.shape[0]:
-            pooled = (
-                "lambda f: f.mean(1)" if outputs.dim() == 3 else "lambda f: f.flatten(2).mean(2)"
-            )
+        if found.dim() > 2 and found.shape[0] == rows:
+            mean = "lambda f: f.mean(1)" if found.dim() == 3 else "lambda f: f.flatten(2).mean(2)"
             dense = (
                 ". Outputs for every pixel or token are not answered one by one. The score of the "
-                "whole input is there: wrap the network in a module that returns their mean over "
-                f"positions ({pooled}), use likelihood='regression', and fit and calibrate with "
-                "inputs alone; then score, p_value and flag work"
+                "whole input is there: take their mean over positions by "
+                f"RGPR(network, output={mean}, likelihood='regression'), and fit and calibrate "
+                "with inputs alone; then score, p_value and flag work"
             )
         raise ValueError(
-            f"the network returned shape {tuple(outputs.shape)} for {x.shape[0]} inputs; "
+            f"the network returned shape {tuple(found.shape)} for {rows} inputs; "
             f"expected (B, C), one vector of outputs per input{dense}"
         )
-    return outputs
+    return found
+
+
+def part_of(output: Any, which: Output) -> Any:
+    """The part of what a network returned that holds its outputs, whatever it is."""
+    if which is None:
+        return output
+    if callable(which):
+        return which(output)
+    try:
+        if isinstance(which, str) and not isinstance(output, Mapping):
+            return getattr(output, which)
+        return output[which]
+    except (AttributeError, IndexError, KeyError, TypeError):
+        raise ValueError(
+            f"output={which!r} is no part of what the network returned: {_described(output)}"
+        ) from None
+
+
+def _described(output: Any) -> str:
+    """What came back, with the shapes of tensors in it."""
+    if isinstance(output, Tensor):
+        return f"a tensor of shape {tuple(output.shape)}"
+    if isinstance(output, Mapping):
+        inside = ", ".join(f"{key!r}: {_described(part)}" for key, part in output.items())
+        return f"{type(output).__name__} of {{{inside}}}"
+    if isinstance(output, tuple | list):
+        return f"{type(output).__name__} of ({', '.join(map(_described, output))})"
+    return type(output).__name__
+
+
+@contextmanager
+def returning(network: nn.Module, which: Output) -> Iterator[None]:
+    """Inside, and for this thread, the network returns the part that holds its outputs."""
+    if which is None:
+        yield
+        return
+    owner = threading.get_ident()
+
+    def pick(module: nn.Module, args: Any, output: Any) -> Any:
+        return part_of(output, which) if threading.get_ident() == owner else output
+
+    handle = network.register_forward_hook(pick)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -64,6 +64,6 @@ def _moved(item: Any, device: torch.device | None) -> Any:
         return {name: _moved(value, device) for name, value in item.items()}
     if isinstance(item, list):
         return [_moved(value, device) for value in item]
-    if isinstance(item, tuple):
+    if isinstance(item, tuple) and not isinstance(item, torch.Size):
         return tuple(_moved(value, device) for value in item)
     return item

@@ -27,6 +27,7 @@ class Representation:
             positions. ``None`` stands for what files of earlier versions mean: the last of three
             axes, else the second.
         token: The one position of a sequence that is read; ``None`` for all of them.
+        source: Of the input, the module whose output, averaged over positions, stands in for it.
         plain: Whether batch and channels are the first two axes and every position is read.
     """
 
@@ -34,6 +35,7 @@ class Representation:
     batch: int = 0
     channel: int | None = 1
     token: int | None = None
+    source: str | None = None
     plain: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

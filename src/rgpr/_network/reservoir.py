@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from .batches import Batch, first_part
+from .kept import cat
 
 __all__ = ["Reservoir", "row_keys"]
 
@@ -40,12 +44,12 @@ class Reservoir:
         self._waiting = 0
         self._occurrences = _Occurrences()
 
-    def add(self, x: Tensor, *rows: Tensor) -> None:
-        """Take in a batch: inputs ``(B, ...)``, and what is kept of each (by default itself)."""
+    def add(self, x: Batch, *rows: Tensor) -> None:
+        """Take in a batch: inputs ``(B, ...)``, and what is kept of each (a tensor by default)."""
         keys = row_keys(x)
         # The first of equal inputs has the key of its bits; each further one has a key of its own.
         keys = keys + _mixed(self._occurrences.numbered(keys)) * _ODD
-        self._extend(keys, *(rows or (x,)), seen=len(x))
+        self._extend(keys, *(rows or (first_part(x),)), seen=len(keys))
 
     def merge(self, state: Any) -> None:
         """Take in what another one kept; see :attr:`state`."""
@@ -79,7 +83,11 @@ class Reservoir:
 
     def _settle(self) -> None:
         if self._waiting:
-            merged = [torch.cat(column) for column in zip(*self._parts, strict=True)]
+            # Sequences of differing lengths are filled up.
+            merged = [
+                torch.cat(column) if len({t.shape[1:] for t in column}) == 1 else cat(column)
+                for column in zip(*self._parts, strict=True)
+            ]
             kept = _mixed(merged[0]).argsort(stable=True)[: self.size]
             self._parts, self._waiting = [tuple(t[kept] for t in merged)], 0
 
@@ -112,8 +120,13 @@ class _Occurrences:
         return numbers
 
 
-def row_keys(x: Tensor) -> Tensor:
+def row_keys(x: Batch) -> Tensor:
     """A number for each row that depends on its bits alone; :func:`_mixed` makes it random."""
+    if not isinstance(x, Tensor):
+        parts = x.values() if isinstance(x, Mapping) else x
+        keys = torch.stack([row_keys(part) for part in parts], 1)
+        return (keys * _factors(keys.shape[1], keys.device)).sum(1)
+    x = x if x.dim() > 1 else x[:, None]
     words = _words(x.detach().flatten(1))
     if words.shape[1] > _KEYED:
         # Sums along both sides of a table tell where a word was: adding is fast.

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .._backend.precision import full_precision
+from .batches import Batch, measured, over_positions, rows_of, unmasked, vectors
 from .representation import GOES_IN, Representation, parse_layer
 
 __all__ = [
@@ -57,6 +58,12 @@ def plain_module(network: nn.Module) -> nn.Module:
             "read; pass the nn.Module it was made from"
         )
     for name, module in network.named_modules():
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise TypeError(
+                f"FullyShardedDataParallel ({name or 'the network'}) flattens the parts of a "
+                "network, so that they cannot be found; pass the network itself, or shard it with "
+                "torch.distributed.fsdp.fully_shard, which leaves the parts in place"
+            )
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
             part = f"the part '{name}' of the network" if name else "the network"
             raise TypeError(
@@ -158,13 +165,14 @@ def capture(
     network: nn.Module,
     layers: Sequence[Representation],
     takes: Sequence[Callable[[Tensor], T]],
-    x: Tensor,
+    x: Batch,
 ) -> Iterator[list[T]]:
     """Apply ``takes[i]`` to the representation ``layers[i]`` during the next pass.
 
     Each representation is taken at once, before an operation in place can change it, outside of
     autocast, and as ``(B, C, ...)``: positions come last. The input, which is the first of them, is
-    taken before the pass.
+    taken before the pass. Where the batch has a mask, sequences are averaged over the positions
+    that count.
 
     Args:
         network: The network whose next pass, by this thread, is read.
@@ -173,20 +181,25 @@ def capture(
         x: The batch that will be run.
 
     Yields:
-        A list that holds what each function returned. The input's entry is there at once, the
-        others when the pass has been made.
+        A list that holds what each function returned. The input's entry is there at once unless
+        a module stands in for it, the others when the pass has been made.
 
     Raises:
         RuntimeError: On leaving, if a layer did not run.
         ValueError: During the pass, if a representation does not have that many rows.
     """
-    reader = _Reader(layers, takes, x)
+    reader = _Reader(layers, takes, x.shape[0] if isinstance(x, Tensor) else rows_of(x))
+    if not isinstance(x, Tensor):
+        reader.counted = unmasked(network, x)
     before: dict[nn.Module, dict[int, int]] = {}
     after: dict[nn.Module, dict[int, int]] = {}
     for index, layer in enumerate(layers[1:], start=1):
         name, number, goes_in = parse_layer(layer.name)
         runs = (before if goes_in else after).setdefault(network.get_submodule(name), {})
         runs[int(number or 0)] = index
+    source = layers[0].source
+    if source is not None:
+        after.setdefault(network.get_submodule(source), {})[0] = 0
     handles = []
     try:
         for module, runs in before.items():
@@ -194,7 +207,8 @@ def capture(
         for module, runs in after.items():
             handles.append(module.register_forward_hook(reader.hook(runs)))
         handles.append(network.register_forward_hook(reader.finish))
-        reader.take(0, x)
+        if source is None:
+            reader.take(0, x if isinstance(x, Tensor) else measured(network, x))
         yield reader.found
     finally:
         for handle in handles:
@@ -210,9 +224,10 @@ class _Reader(Generic[T]):
     """Takes the representations of the first pass that its thread makes."""
 
     def __init__(
-        self, layers: Sequence[Representation], takes: Sequence[Callable[[Tensor], T]], x: Tensor
+        self, layers: Sequence[Representation], takes: Sequence[Callable[[Tensor], T]], rows: int
     ) -> None:
-        self._layers, self._takes, self._rows = layers, takes, x.shape[0]
+        self._layers, self._takes, self._rows = layers, takes, rows
+        self.counted: Tensor | None = None
         self.found: list[Any] = [None] * len(layers)
         self.missing = set(range(len(layers)))
         self._compiling = torch.compiler.is_compiling()
@@ -223,6 +238,10 @@ class _Reader(Generic[T]):
         self.missing.discard(index)
         layer = self._layers[index]
         h = h if layer.plain else layer.arrange(h)
+        if self.counted is not None:
+            h = over_positions(h, self.counted)
+        if layer.source is not None:
+            h = vectors(h)
         if torch.is_autocast_enabled(h.device.type):
             with full_precision(h):
                 self.found[index] = self._takes[index](h)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .axes import says, usual
+from .batches import Batch, copied, mapped, rows_of, run
 from .representation import GOES_IN, INPUT, Representation
 from .running import evaluating, first_tensor
 
@@ -158,7 +159,7 @@ class Trace:
         return Representation(name, side.batch, channel)
 
 
-def linear_head(network: nn.Module, x: Tensor) -> str | None:
+def linear_head(network: nn.Module, x: Batch) -> str | None:
     """The name of the linear layer whose output is the network's, if there is one.
 
     Args:
@@ -183,20 +184,21 @@ def _has_weights(module: nn.Module) -> bool:
     return not (isinstance(weight, Tensor) and weight.dim() == 1)
 
 
-def few(x: Tensor) -> Tensor:
+def few(x: Batch) -> Any:
     """Rows to look at a network with: several, so that tensors which differ are seen to differ.
 
     One row is taken twice: of a single one nobody can tell a batch from a constant.
     """
+    if not isinstance(x, Tensor):
+        return mapped(x, few)
     return x[:_ROWS] if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1))
 
 
-def trace(network: nn.Module, x: Tensor) -> Trace:
+def trace(network: nn.Module, x: Batch) -> Trace:
     """Run the network and write down which module ran inside which, in order."""
     seen, tracer = _run(network, x)
     if tracer.ambiguous:
-        rows = x[1:] if len(x) > 2 else torch.cat([x, x[:1]])
-        again, tracer = _run(network, rows)
+        again, tracer = _run(network, mapped(x, _other))
         seen, other = (seen, again) if tracer.ambiguous else (again, seen)
         for ours, theirs in zip(seen.every, other.every, strict=False):
             _settle(ours.given, theirs.given)
@@ -207,12 +209,19 @@ def trace(network: nn.Module, x: Tensor) -> Trace:
     return seen
 
 
-def _run(network: nn.Module, x: Tensor) -> tuple[Trace, _Tracer]:
-    tracer = _Tracer(network, len(x))
+def _other(x: Tensor) -> Tensor:
+    """Another number of rows."""
+    return x[1:] if len(x) > 2 else torch.cat([x, x[:1]])
+
+
+def _run(network: nn.Module, x: Batch) -> tuple[Trace, _Tracer]:
+    tracer = _Tracer(network, rows_of(x))
     with torch.no_grad(), evaluating(network):
         try:
             tracer.attach()
-            output = _logits(network(x.clone()))  # it may change its input in place
+            # It may change its input in place.
+            returned = network(x.clone()) if isinstance(x, Tensor) else run(network, copied(x))
+            output = _logits(returned)
         finally:
             tracer.detach()
     seen = Trace(network, x, tracer.outside.calls[0], tracer.every[1:])

@@ -34,6 +34,7 @@ from torch import Tensor
 __all__ = [
     "MOST_REFERENCES",
     "ROUNDING",
+    "check_level",
     "class_scores",
     "false_discoveries",
     "inside",
@@ -72,6 +73,27 @@ def p_values(scores: Tensor, references: Tensor) -> Tensor:
         step //= 2
     p = (1 + n - below).double() / (n + 1)
     return torch.where(scores.isnan(), torch.nan, p)
+
+
+def check_level(name: str, level: float, references: Tensor) -> None:
+    """Refuse a level of flags that is no share, or that no p-value can be as small as.
+
+    Args:
+        name: What the user calls it.
+        level: Its value.
+        references: ``(n,)``.
+
+    Raises:
+        ValueError: The message says what is the matter.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"{name} = {level} must lie between 0 and 1: a share of inputs")
+    if len(references) < references_for(level):
+        raise ValueError(
+            f"{name} = {level:g} is below 1/{len(references) + 1}, the smallest p-value that "
+            f"{len(references)} references allow; calibrate with at least "
+            f"{references_for(level)} examples, or use a larger {name}"
+        )
 
 
 def references_for(alpha: float) -> int:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from .._network.batches import Batch, rows_of
 from .._network.checks import check_batch, network_dtype_device
 from .._network.loaders import inputs, inputs_and_targets, labelled, on_device
 from .._network.processes import together
@@ -160,14 +161,16 @@ class Wanted:
     watch: Tensor | None = None
     keep_overflowed: bool = False
 
-    def batches(self, loader: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Inputs and targets of every batch."""
+    def batches(
+        self, loader: Iterable[Any], network: nn.Module
+    ) -> Iterator[tuple[Batch, Tensor | None]]:
+        """Inputs and targets of every batch, for this network."""
         bar: Any = {"progress": self.progress, "description": self.description}
         if self.targets == "none":
-            return ((x, None) for x in inputs(loader, **bar))
+            return ((x, None) for x in inputs(loader, network, **bar))
         if self.targets == "optional":
-            return inputs_and_targets(loader, **bar)
-        return ((x, target) for x, target in labelled(loader, **bar))
+            return inputs_and_targets(loader, network, **bar)
+        return ((x, target) for x, target in labelled(loader, network, **bar))
 
 
 def collect(extension: Extension, loader: Iterable[Any], wanted: Wanted) -> Examples:
@@ -206,10 +209,11 @@ class _Shard:
         extension, stop_after = self._extension, self._wanted.stop_after
         network = extension.posterior.network
         device = network_dtype_device(network)[1]
-        for number, (batch, target) in enumerate(self._wanted.batches(loader)):
+        for number, (batch, target) in enumerate(self._wanted.batches(loader, network)):
             x = on_device(batch, device)
-            check_batch(number, x, network, extension.input_shape)
-            if len(x) == 0:
+            measured = extension.source is None
+            check_batch(number, x, network, extension.input_shape, measured=measured)
+            if rows_of(x) == 0:
                 continue
             if self._watch is not None:
                 self._watched += int(torch.isin(row_keys(batch).cpu(), self._watch).sum())
@@ -220,7 +224,7 @@ class _Shard:
             return 0, (0, ()), self._watched
         return self._kept.size, self._kept.state, self._watched
 
-    def _run(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _run(self, x: Batch) -> tuple[Tensor, Tensor]:
         """What is kept of the base's answer; see :class:`Examples`."""
         posterior, n_samples = self._extension.posterior, self._wanted.n_samples
         if n_samples is None:
@@ -231,7 +235,7 @@ class _Shard:
         noise = symmetric_noise(self._extension.likelihood, samples, generator)
         return samples.transpose(0, 1).float(), noise.transpose(0, 1).float()
 
-    def _rows(self, number: int, x: Tensor, target: Tensor | None) -> list[Tensor]:
+    def _rows(self, number: int, x: Batch, target: Tensor | None) -> list[Tensor]:
         reading = self._extension.read(x, self._run)
         (first, second), u = reading.output, reading.u
         good = first.isfinite().flatten(1).all(1) & u[:, 0].isfinite()
@@ -250,7 +254,7 @@ class _Shard:
             rows.append(checked.to(first.device))
         return rows
 
-    def _keep(self, number: int, x: Tensor, rows: list[Tensor]) -> None:
+    def _keep(self, number: int, x: Batch, rows: list[Tensor]) -> None:
         if self._kept is None:
             size = sum(t[:1].numel() * t.element_size() for t in rows)
             limit, at_most = max(1, _BYTES // size), self._wanted.at_most

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .._backend.arithmetic import FASTER, ProbitScales, fused_probit
 from .._backend.precision import full_precision
+from .._network.batches import Batch
 from .._network.checks import check_n_samples
 from ..extension import Extension, Reading
 from ..likelihoods import LabelLikelihood, Likelihood
@@ -198,7 +199,7 @@ def _regression(
 
 def draw(
     extension: Extension,
-    x: Tensor,
+    x: Batch,
     n_samples: int,
     generator: torch.Generator | None,
     *,

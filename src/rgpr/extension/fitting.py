@@ -1,8 +1,7 @@
-"""One pass over the training inputs: coordinates of every representation, and harmless scales.
+"""One pass over the training inputs: coordinates of every representation.
 
-The scales are set by how far data like the training data lie from it, as a sample of the training
-inputs shows. While there are few examples for each coordinate, every input of the sample is
-measured by statistics that leave it out, see :mod:`rgpr.residual.leave_one_out`.
+A sample of the inputs is kept on the way, by which the scales are set: see
+:mod:`rgpr.extension.scales`.
 """
 
 from __future__ import annotations
@@ -14,35 +13,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._network import batches
 from .._network.checks import check_batch, network_dtype_device, not_finite
-from .._network.layers import LayerChoice
+from .._network.kept import Form, Kept, form_of
+from .._network.layers import LayerChoice, stand_in
 from .._network.loaders import inputs_and_targets, on_device
 from .._network.outputs import outputs_of
 from .._network.processes import active, together
 from .._network.representation import INPUT, Representation
 from .._network.reservoir import Reservoir
 from .._network.running import capture, evaluating
-from ..likelihoods import LabelLikelihood, Likelihood
+from ..likelihoods import Likelihood
 from ..posteriors import Posterior
 from ..posteriors.gaussian import Gaussian
 from ..residual.collecting import Collector
 from ..residual.recipes import ResidualRecipe, Strategy
-from ..residual.variance import AT_TWICE_THE_ONSET, Residual
+from ..residual.variance import Residual
+from .scales import Sample, set_onset, set_paper_scales
 
 __all__ = ["Fitted", "Plan", "fit"]
 
-# The paper's residual, untuned: all layers together add about this much variance at the 95 %
-# quantile of the training data, where the probit then shrinks logits by 2 %.
-_UNTUNED_VARIANCE = 0.1
-_PAPER_PROBE = 256
 # Training inputs that are kept to set scales, and are run through the network once more.
 _PROBE = 512
-# The onset lies at this quantile of data like the training data.
-_ONSET_QUANTILE = 0.98
-# With so many examples for each coordinate, the training data are measured as other data are.
-_ENOUGH = 40
-# A typical size below this is rounding: the representation never varied.
-_LEAST = 1e-12
 # Rows for which a base is asked how many outputs it has, if its network does not say.
 _LOOKED_AT = 16
 # Batches between looks at their values on a GPU.
@@ -59,6 +51,7 @@ class Plan:
         recipe: In which coordinates they are measured.
         likelihood: What the outputs stand for.
         r: Factor on the standard deviations.
+        source: The module whose output stands in for the input.
     """
 
     posterior: Posterior
@@ -66,15 +59,18 @@ class Plan:
     recipe: ResidualRecipe
     likelihood: Likelihood
     r: float = 1.0
+    source: str | None = None
 
-    def choose(self, x: Tensor) -> list[Representation]:
+    def choose(self, x: batches.Batch) -> list[Representation]:
         """The representations that are read, the input first."""
-        found = self.posterior.choose_layers(self.choice, x)
-        # Where every entry is a unit, no order of the axes is better than the one in memory.
-        return [
-            replace(each, channel=1, token=None) if strategy.of == "raw" else each
-            for each, strategy in zip(found, self._strategies(len(found)), strict=True)
-        ]
+        first, *others = self.posterior.choose_layers(self.choice, x)
+        if self.source is not None:
+            first = stand_in(self.posterior.network, self.source, x)
+            # What stands in for the input is no other layer.
+            others = [each for each in others if each.name.removesuffix("#0") != self.source]
+        elif self.recipe.input.of == "raw":
+            first = replace(first, channel=1)  # every entry is a unit, in the order of the input
+        return [first, *others]
 
     def collectors(self, layers: int) -> list[Collector]:
         """Statistics of so many representations, with nothing in them yet."""
@@ -97,7 +93,7 @@ class Fitted:
     """
 
     layers: list[Representation]
-    shape: torch.Size
+    shape: batches.Shape
     residual: Residual
     keys: Tensor
     count: int
@@ -115,14 +111,15 @@ def fit(plan: Plan, train_loader: Iterable[Any], progress: bool) -> Fitted:
         raise ValueError("the loader gave fewer than two inputs; nothing can be standardised")
     layers, collectors, probe = seen.layers, seen.collectors, seen.probe
     residual = Residual([c.finish() for c in collectors], combine=plan.recipe.combine)
-    _, (keys, x, y) = probe.state
-    x, y, keys = (t.to(residual.sigma2.device) for t in (x, y, keys))
+    keys, *columns, y = (t.to(residual.sigma2.device) for t in probe.state[1])
     # In batches that the network is known to take.
-    sample = _Sample(plan, layers, x, y, seen.largest)
+    sample = Sample(
+        plan.posterior, plan.likelihood, layers, Kept(seen.form, columns), y, seen.largest
+    )
     if plan.recipe.combine == "sum":
-        _set_paper_scales(residual, sample)
+        set_paper_scales(residual, sample)
     else:
-        _set_onset(residual, sample, collectors, probe.seen)
+        set_onset(residual, sample, collectors, probe.seen)
     return Fitted(layers, seen.shape, residual, keys, probe.seen)
 
 
@@ -136,6 +133,7 @@ class _Pass:
         layers: The representations; none before the first batch.
         collectors: Statistics of each.
         shape: Shape of one input.
+        form: The form of a batch of inputs.
         probe: A sample of the inputs, with labels or -1.
         largest: Size of the largest batch.
     """
@@ -147,7 +145,8 @@ class _Pass:
         self._waits = self.device is not None and self.device.type == "cuda"
         self.layers: list[Representation] = []
         self.collectors: list[Collector] = []
-        self.shape = torch.Size()
+        self.shape: batches.Shape = torch.Size()
+        self.form: Form = None
         self.probe = Reservoir(_PROBE)
         self.largest = self._unseen = self._outputs = self._classes = 0
 
@@ -157,7 +156,7 @@ class _Pass:
         merged = cls(plan)
         for shard in shards:
             if shard["layers"]:
-                merged._start(shard["layers"], torch.Size(shard["shape"]))
+                merged._start(shard["layers"], shard["shape"], shard["form"])
                 merged.probe.merge(shard["probe"])
                 merged.largest = max(merged.largest, shard["batch"])
                 for collector, state in zip(merged.collectors, shard["collectors"], strict=True):
@@ -167,19 +166,23 @@ class _Pass:
     def over(self, train_loader: Iterable[Any], progress: bool) -> dict[str, Any]:
         """Take in all batches; with several processes, give what the shards are merged by."""
         network, number = self._plan.posterior.network, 0
+        look = {"values": not self._waits, "measured": self._plan.source is None}
         with evaluating(network):
             for number, (batch, target) in enumerate(
-                inputs_and_targets(train_loader, progress=progress, description="rgpr fit")
+                inputs_and_targets(train_loader, network, progress=progress, description="rgpr fit")
             ):
                 x = on_device(batch, self.device)
-                check_batch(number, x, network, self.shape or None, values=not self._waits)
-                if len(x) == 0:
+                check_batch(number, x, network, self.shape or None, **look)
+                like = batch if isinstance(batch, Tensor) else batches.first_part(batch)
+                if len(like) == 0:
                     continue
                 classes = self._take_in(number, x, target)
                 if classes is None:
-                    classes = torch.full((len(batch),), -1)
+                    classes = torch.full((len(like),), -1)
                 # A loader's rows are looked at where they are, while a GPU is at work.
-                self.probe.add(batch, batch, classes.to(batch.device))
+                plain = batch is like and like.is_floating_point()
+                columns = [like] if plain else Kept.columns_of(batch)
+                self.probe.add(batch, *columns, classes.to(like.device))
                 if self._waits and number + 1 - self._unseen >= _LOOK:
                     self._check_sums(number)
         if self.collectors:
@@ -188,34 +191,44 @@ class _Pass:
             return {}
         return {
             "layers": self.layers,
-            "shape": list(self.shape),
+            "shape": self.shape,
+            "form": self.form,
             "collectors": [collector.state for collector in self.collectors],
             "probe": self.probe.state,
             "batch": self.largest,
         }
 
-    def _start(self, layers: list[Representation], shape: torch.Size) -> None:
+    def _start(self, layers: list[Representation], shape: batches.Shape, form: Form) -> None:
         if not self.layers:
-            self.layers, self.shape = layers, shape
+            self.layers, self.shape, self.form = layers, shape, form
             self.collectors = self._plan.collectors(len(layers))
 
-    def _take_in(self, number: int, x: Tensor, target: Tensor | None) -> Tensor | None:
+    def _take_in(self, number: int, x: batches.Batch, target: Tensor | None) -> Tensor | None:
         """Run the network on a batch, and add its representations to the statistics.
 
         Returns:
             The classes of its rows, ``(B,)``, if the targets say them.
         """
         posterior, first = self._plan.posterior, not self.layers
-        likelihood = self._plan.likelihood
+        likelihood, network = self._plan.likelihood, posterior.network
+        form = None if isinstance(x, Tensor) else form_of(x)
         if first:
-            self._start(self._plan.choose(x), x.shape[1:])
+            shape = x.shape[1:] if isinstance(x, Tensor) else batches.shape_of(network, x)
+            free = self._plan.source is not None and form is None
+            self._start(self._plan.choose(x), {} if free else shape, form)
+        if form != self.form:
+            before = f"and those before it {self.form}; yield batches of one form"
+            raise ValueError(f"batch {number} has the parts {form} {before}")
         takes = [collector.take for collector in self.collectors]
-        with capture(posterior.network, self.layers, takes, x) as found:
-            output = posterior.network(x.clone())  # it may change its input in place
+        with capture(network, self.layers, takes, x) as found:
+            # The network may change its input in place.
+            clone = x.clone() if isinstance(x, Tensor) else batches.copied(x)
+            output = network(clone) if form is None else batches.run(network, clone)
+        rows = len(x) if form is None else batches.rows_of(x)
         if first:
             self._outputs = self._checked_outputs(output, x)
         if target is not None:
-            target = likelihood.target(target, (len(x), self._outputs), number)
+            target = likelihood.target(target, (rows, self._outputs), number)
         if first:
             self._classes = likelihood.classes(self._outputs)
         classes = target if self._classes > 1 else None
@@ -224,34 +237,50 @@ class _Pass:
             for collector, h in zip(self.collectors, found, strict=True):
                 if collector.needs_classes:
                     collector.update(h, y, count)
-        self.largest = max(self.largest, len(x))
+        self.largest = max(self.largest, rows)
         # The input was looked at before.
         for layer, h in zip(self.layers[1:], found[1:], strict=True):
             if not self._waits and not bool(h.isfinite().all()):
                 self._refuse(layer.name, f"batch {number}")
         return classes
 
-    def _classes_of(self, known: Tensor | None, output: Any, x: Tensor) -> tuple[Tensor, int]:
+    def _classes_of(
+        self, known: Tensor | None, output: Any, x: batches.Batch
+    ) -> tuple[Tensor, int]:
         """The class of each row, its label or else the prediction, and the number of classes."""
+        like = x if isinstance(x, Tensor) else batches.first_part(x)
         if known is not None:
-            return known.to(x.device, non_blocking=True), self._classes
+            return known.to(like.device, non_blocking=True), self._classes
         if self._classes == 1:
-            return torch.zeros(len(x), dtype=torch.long, device=x.device), 1
-        outputs, likelihood = outputs_of(output, x), self._plan.likelihood
+            return torch.zeros(len(like), dtype=torch.long, device=like.device), 1
+        outputs = outputs_of(output, x, self._plan.posterior.output)
+        likelihood = self._plan.likelihood
         return likelihood.predicted(outputs), likelihood.classes(outputs.shape[1])
 
-    def _checked_outputs(self, output: Any, x: Tensor) -> int:
+    def _checked_outputs(self, output: Any, x: batches.Batch) -> int:
         """The number of the base's outputs, once they are known to be what they should be."""
         posterior = self._plan.posterior
         if posterior.mean_parts() is None:  # what its network returns may be features
-            x = x[:_LOOKED_AT]
+            x = batches.mapped(x, lambda part: part[:_LOOKED_AT].clone())
             with evaluating(posterior):
-                gaussian: Gaussian = posterior(x.clone())
+                gaussian: Gaussian = posterior(x)
             outputs = gaussian.mean
         else:
-            outputs = outputs_of(output, x)
-        self._plan.likelihood.check_outputs(outputs, posterior.network, x)
+            outputs = outputs_of(output, x, posterior.output)
+        self._plan.likelihood.check_outputs(outputs, lambda: self._with_gradients(x))
         return outputs.shape[1]
+
+    def _with_gradients(self, x: batches.Batch) -> Tensor:
+        """Outputs for a few rows that know by which operations they were made."""
+
+        def few(part: Tensor) -> Tensor:
+            part = part[:_LOOKED_AT].clone()
+            # Times one, because a leaf cannot be changed in place.
+            return part.requires_grad_() * 1 if part.is_floating_point() else part
+
+        posterior, x = self._plan.posterior, batches.mapped(x, few)
+        with evaluating(posterior):
+            return outputs_of(batches.run(posterior.network, x), x, posterior.output)
 
     def _check_sums(self, last: int) -> None:
         """Refuse sums that became infinite or NaN since the last look."""
@@ -269,112 +298,3 @@ class _Pass:
             f"{which}: layer '{layer}' gives values that are not finite; the network overflows on "
             "its own training data"
         )
-
-
-# -- scales --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Sample:
-    """Training inputs, their labels or -1, and how to run the network on them."""
-
-    plan: Plan
-    layers: Sequence[Representation]
-    x: Tensor
-    y: Tensor
-    batch: int
-
-    def outputs_and_u(self, residual: Residual) -> tuple[Tensor, Tensor]:
-        """The outputs ``(N, C)`` and ``u`` ``(N, L)``, by the statistics of all data."""
-        outputs, _, columns = self._run([c.unit_variance for c in residual.coordinates])
-        return outputs, torch.stack(columns, 1)
-
-    def outputs_and_u_without_each(
-        self, residual: Residual, collectors: Sequence[Collector]
-    ) -> tuple[Tensor, Tensor]:
-        """The same with each input measured by the statistics of all others.
-
-        Rows of a class that has no other example are left out of ``u``: nothing tells how far from
-        its class such a row would be.
-        """
-        without = [collector.without_each() for collector in collectors]
-        outputs, y, found = self._run([c.rows_of for c in collectors])
-        columns, counted = [], torch.ones_like(y, dtype=torch.bool)
-        every: list[Any] = list(residual.coordinates)
-        for collector, measure, coordinates, rows in zip(
-            collectors, without, every, found, strict=True
-        ):
-            own = y if collector.needs_classes else torch.zeros_like(y)
-            columns.append(measure(rows, own, coordinates.offset))
-            counted = counted & measure.counted(own)
-        u = torch.stack(columns, 1)
-        return outputs, u[counted] if bool(counted.any()) else u
-
-    def _run(self, takes: Sequence[Any]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Outputs, classes, and what was taken from each representation."""
-        posterior, likelihood = self.plan.posterior, self.plan.likelihood
-        parts = []
-        with evaluating(posterior):
-            for x in torch.split(self.x, self.batch):
-                with capture(posterior.network, self.layers, takes, x) as found:
-                    if not isinstance(likelihood, LabelLikelihood):
-                        gaussian: Gaussian = posterior(x.clone())
-                        outputs = gaussian.mean
-                    else:
-                        outputs = outputs_of(posterior.network(x.clone()), x)
-                parts.append((outputs, *found))
-        outputs, *columns = (torch.cat(column) for column in zip(*parts, strict=True))
-        y = self.y
-        if bool((y < 0).any()):
-            y = torch.where(y < 0, likelihood.predicted(outputs), y)
-        return outputs.double(), y, columns
-
-
-def _set_paper_scales(residual: Residual, sample: _Sample) -> None:
-    """Scales that add little at the data; see :meth:`rgpr.RGPR.fit`."""
-    outputs, u = sample.outputs_and_u(residual)
-    residual.typical = _typical(u)
-    # The first of them are as even a sample as all.
-    outputs, u = outputs[:_PAPER_PROBE], u[:_PAPER_PROBE]
-    variance = _UNTUNED_VARIANCE * _unit(sample.plan.likelihood, outputs)
-    at_data = u.quantile(0.95, dim=0)
-    each = variance / len(sample.layers)
-    residual.sigma2 = torch.where(at_data > 0, each / at_data, each)
-    if not isinstance(sample.plan.likelihood, LabelLikelihood):
-        residual.unit = torch.full_like(residual.unit, variance)
-
-
-def _set_onset(
-    residual: Residual, sample: _Sample, collectors: Sequence[Collector], count: int
-) -> None:
-    """The typical size of every ``u``, scales in these units, and where the variance sets in."""
-    every: list[Any] = list(residual.coordinates)
-    units = max(coordinates.joint_units for coordinates in every)
-    if count < _ENOUGH * units:
-        outputs, u = sample.outputs_and_u_without_each(residual, collectors)
-    else:
-        outputs, u = sample.outputs_and_u(residual)
-    residual.typical = _typical(u)
-    onset = residual.strangeness(u).quantile(_ONSET_QUANTILE)
-    slope = AT_TWICE_THE_ONSET / onset if float(onset) > 0 else torch.ones_like(onset)
-    scales = torch.where(residual.typical > 0, residual.typical, 1.0)
-    residual.sigma2 = slope / scales
-    assert residual.onset is not None
-    residual.onset = slope * onset
-    if not isinstance(sample.plan.likelihood, LabelLikelihood):
-        variance = _UNTUNED_VARIANCE * _unit(sample.plan.likelihood, outputs)
-        residual.unit = torch.full_like(residual.unit, variance)
-
-
-def _typical(u: Tensor) -> Tensor:
-    """The median of each ``u``, or its mean where an offset makes most of them zero; ``(L,)``."""
-    median = u.median(0).values
-    typical = torch.where(median > 0, median, u.mean(0))
-    return torch.where(typical > _LEAST, typical, 0.0)
-
-
-def _unit(likelihood: Likelihood, outputs: Tensor) -> float:
-    """One for logits, else the variance of the outputs."""
-    if isinstance(likelihood, LabelLikelihood):
-        return 1.0
-    return float(outputs.var(0, correction=0).mean()) or 1.0

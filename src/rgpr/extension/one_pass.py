@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._backend.arithmetic import FASTER
+from .._network.batches import Batch, Shape, dtype_of, first_part, largest, zeroed
 from .._network.checks import check_input
 from .._network.representation import Representation, names_of
 from .._network.running import capture, evaluating
@@ -55,7 +56,7 @@ class Extension:
     posterior: Posterior
     residual: Residual
     representations: Sequence[Representation]
-    input_shape: torch.Size
+    input_shape: Shape
     likelihood: Likelihood
     temperature: Tensor
     nan: str = "propagate"
@@ -65,27 +66,35 @@ class Extension:
         """Names of the representations, the input first."""
         return names_of(self.representations)
 
-    def read(self, x: Tensor, run: Callable[[Tensor], Any] | None = None) -> Reading[Any]:
+    @property
+    def source(self) -> str | None:
+        """The module whose output stands in for the input, which then holds ids."""
+        return self.representations[0].source
+
+    def read(self, x: Batch, run: Callable[[Batch], Any] | None = None) -> Reading[Any]:
         """Run the base on ``x``, and read every representation on the way.
 
         The network never sees a value that is not finite: it gets zeros in such rows.
 
         Args:
-            x: ``(B, ...)``.
+            x: ``(B, ...)``, or several such parts.
             run: What to run in place of the posterior; it must run the network.
         """
-        check_input(x, self.posterior.network, self.input_shape)
+        network, source = self.posterior.network, self.source
+        check_input(x, network, self.input_shape, measured=source is None)
+        plain = isinstance(x, Tensor) and source is None
+        like = x if isinstance(x, Tensor) else first_part(x)
         # Where there is plain torch alone, no layers are measured together.
-        packed = self.residual.packed(x) if FASTER.get(x.device.type, True) else None
+        packed = self.residual.packed(like) if FASTER.get(like.device.type, True) else None
         takes: list[Any] = [c.unit_variance for c in self.residual.coordinates]
         if packed is not None:  # their rows wait for the end of the pass
             for index in packed.layers:
                 takes[index] = self.residual.at(index).rows
         with (
             evaluating(self.posterior),
-            capture(self.posterior.network, self.representations, takes, x) as columns,
+            capture(network, self.representations, takes, x) as columns,
         ):
-            first = columns[0]
+            first = columns[0] if source is None else largest(network, x)
             if self.nan == "raise" and bool(first.isnan().any()):
                 row = int(first.isnan().nonzero()[0])
                 raise ValueError(
@@ -93,10 +102,13 @@ class Extension:
                     "NaN for that row"
                 )
             finite = first.detach().abs() < torch.inf  # half the launches of isfinite
-            clean = torch.where(finite.reshape(-1, *[1] * (x.dim() - 1)), x, 0.0)
+            if plain:
+                clean: Batch = torch.where(finite.reshape(-1, *[1] * (like.dim() - 1)), like, 0.0)
+            else:
+                clean = zeroed(network, x, finite)
             output = (run or self.posterior)(clean)
         if packed is not None:
             for index, column in packed.unit_variances(dict(enumerate(columns))).items():
                 columns[index] = column
         u = torch.where(finite[:, None], torch.stack(columns, dim=1), first[:, None])
-        return Reading(output, u, x.dtype)
+        return Reading(output, u, like.dtype if plain else dtype_of(network, x))

@@ -19,7 +19,7 @@ from ..extension import Extension
 from ..likelihoods import LabelLikelihood
 from ..posteriors.gaussian import Gaussian
 from .growth import growth
-from .inputs import at_distance, network_dtype
+from .inputs import at_distance, network_dtype, tensor_shape
 from .operations import NotBoundedError
 
 __all__ = ["Check", "check_assumptions"]
@@ -115,7 +115,7 @@ def check_assumptions(model: Extension, seed: int) -> Check:
 def _exponents(model: Extension, seed: int) -> tuple[float, float, float]:
     """Returns the exponents of the mean, of the base's variance and of the residual's variance."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (_DIRECTIONS, *model.input_shape)
+    shape = (_DIRECTIONS, *tensor_shape(model))
     residual = model.residual
     directions = torch.randn(shape, generator=generator).to(
         residual.sigma2.device, network_dtype(model)

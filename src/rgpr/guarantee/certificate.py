@@ -36,7 +36,7 @@ from ..likelihoods import LabelLikelihood
 from .bounds import FURTHEST, GapBound, LipschitzBound
 from .growth import growth
 from .head import head_bound
-from .inputs import at_distance, entries, input_kernel, network_dtype, rounding
+from .inputs import at_distance, entries, input_kernel, network_dtype, rounding, tensor_shape
 from .operations import NotBoundedError
 
 __all__ = ["Certificate", "certify", "lipschitz_bound"]
@@ -172,6 +172,7 @@ def certify(model: Extension, eps: float) -> Certificate:
             "sigma2 of the input is zero, so nothing makes the confidence fall far away; set "
             "model.sigma2, or call model.fit again"
         )
+    tensor_shape(model)  # which refuses a model whose input is not one tensor
     relative = rounding(model)
     if relative >= eps:
         raise ValueError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..extension import Extension
-from .inputs import network_dtype
+from .inputs import network_dtype, tensor_shape
 from .lipschitz import lipschitz
 from .operations import NotBoundedError
 
@@ -45,7 +45,7 @@ def growth(model: Extension, *, quick: bool = False) -> Growth:
         NotBoundedError: Names the part that has no bound.
     """
     coordinates: Any = model.residual.at(0)
-    shape = model.input_shape
+    shape = tensor_shape(model)
     center = coordinates.mean.to(network_dtype(model)).reshape(shape)
     # Rounding to the network's dtype moves the center away from the mean by this distance.
     drift = float(coordinates(center[None]).double().norm())

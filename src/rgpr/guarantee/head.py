@@ -28,7 +28,7 @@ from .._network.trace import linear_head
 from ..extension import Extension
 from ..residual.coordinates import reduce
 from .bounds import SLACK, HeadBound
-from .inputs import input_kernel, network_dtype, rounding
+from .inputs import input_kernel, network_dtype, rounding, tensor_shape
 from .operations import NotBoundedError
 
 __all__ = ["head_bound"]
@@ -150,7 +150,7 @@ def _probes(model: Extension) -> Tensor:
     noise = torch.randn((2, len(coordinates.mean)), generator=generator).to(coordinates.mean)
     noise[1] *= 100
     x: Tensor = coordinates.mean + coordinates.scale * noise
-    return x.reshape(2, *model.input_shape).to(network_dtype(model))
+    return x.reshape(2, *tensor_shape(model)).to(network_dtype(model))
 
 
 def _gaps(

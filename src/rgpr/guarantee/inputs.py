@@ -11,13 +11,37 @@ from torch import Tensor
 from .._network.checks import network_dtype_device
 from ..extension import Extension
 from .bounds import InputKernel
+from .operations import NotBoundedError
 
-__all__ = ["at_distance", "entries", "input_kernel", "network_dtype", "rounding"]
+__all__ = ["at_distance", "entries", "input_kernel", "network_dtype", "rounding", "tensor_shape"]
+
+
+def tensor_shape(model: Extension) -> torch.Size:
+    """Returns the shape of one input of a model whose input and outputs are one tensor each.
+
+    Raises:
+        NotBoundedError: The input has several parts, or ids; or the outputs are a part of what the
+            network returns.
+    """
+    shape = model.input_shape
+    if model.source is not None:
+        reason = f"its input holds ids, and what is measured is the output of '{model.source}'"
+    elif not isinstance(shape, torch.Size):
+        reason = f"its input has parts, of which {list(shape)} are measured"
+    elif model.posterior.output is not None:
+        reason = f"its outputs are the part {model.posterior.output!r} of what the network returns"
+    else:
+        return shape
+    raise NotBoundedError(
+        f"the theorem is about a network of one real tensor that returns one, and of this model "
+        f"{reason}; wrap the network in a module with such an input and output, and certify a "
+        "model of that"
+    )
 
 
 def entries(model: Extension) -> int:
     """Returns the number of entries of one input."""
-    return math.prod(model.input_shape)
+    return math.prod(tensor_shape(model))
 
 
 def input_kernel(model: Extension) -> InputKernel:

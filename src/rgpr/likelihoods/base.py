@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 __all__ = ["LIKELIHOODS", "Likelihood", "in_rows"]
 
@@ -46,13 +47,12 @@ class Likelihood(ABC):
         """
         raise NotImplementedError
 
-    def check_outputs(self, outputs: Tensor, network: nn.Module, x: Tensor) -> None:
+    def check_outputs(self, outputs: Tensor, again: Callable[[], Tensor]) -> None:
         """Refuse outputs that are not what this likelihood takes them for; here all are taken.
 
         Args:
             outputs: The network's outputs for a batch, ``(B, C)``.
-            network: The network, which may be run again on a few rows.
-            x: The batch.
+            again: Gives the outputs of a few rows once more, with the graph of their gradients.
 
         Raises:
             ValueError: The message says which part of the network to leave out.

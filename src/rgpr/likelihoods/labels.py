@@ -9,13 +9,12 @@ a log-softmax over the last axis, and the log-likelihood of an example is the su
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .._network.outputs import outputs_of
-from .._network.running import evaluating
 from ..metrics import accuracy, ece, nll
 from .base import Likelihood
 
@@ -38,8 +37,6 @@ _SQUASHED = {
     "Hardsigmoid": "a hard sigmoid",
     "LogSigmoid": "the logarithm of a sigmoid",
 }
-# Rows on which a network is run once more to see its last operation.
-_ROWS = 2
 
 
 class LabelLikelihood(Likelihood):
@@ -93,13 +90,14 @@ class LabelLikelihood(Likelihood):
         """
         return probabilities.reshape(-1, probabilities.shape[-1]), target.reshape(-1)
 
-    def check_outputs(self, outputs: Tensor, network: nn.Module, x: Tensor) -> None:
+    def check_outputs(self, outputs: Tensor, again: Callable[[], Tensor]) -> None:
         check_logits(outputs)
         inside = (outputs >= 0) & (outputs <= 1)
         if not bool(inside.all() | (outputs <= 0).all()):
             return
         # A trained network's logits may lie in [0, 1] by chance, so values alone prove nothing.
-        last = _last_operation(network, x[:_ROWS])
+        with torch.enable_grad():
+            last = _last_operation(again())
         if last in _SQUASHED:
             several = "" if outputs.shape[1] == 1 else " and say likelihood='multilabel'"
             raise ValueError(
@@ -133,14 +131,12 @@ def of_target(table: Tensor, target: Tensor) -> Tensor:
     return table.gather(-1, target[..., None])[..., 0]
 
 
-def _last_operation(network: nn.Module, x: Tensor) -> str:
+def _last_operation(outputs: Tensor) -> str:
     """What torch calls the last operation that made the outputs; empty if it does not know.
 
     Autograd writes down every operation, so a function is seen as well as a module.
     """
-    with torch.enable_grad(), evaluating(network):
-        x = x.detach().clone().requires_grad_()
-        made = outputs_of(network(x * 1), x).grad_fn  # a leaf cannot be changed in place
+    made = outputs.grad_fn
     while made is not None:
         name = made.name().removeprefix("torch::autograd::").split("Backward")[0]
         if name not in _SHAPES:

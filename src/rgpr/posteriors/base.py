@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from .._backend.buffers import StableBuffers
 from .._backend.precision import full_precision
+from .._network.batches import Batch
 from .._network.layers import LayerChoice, choose_layers
-from .._network.outputs import outputs_of
+from .._network.outputs import Output, outputs, returning
 from .._network.representation import Representation
 from .._network.running import plain_module
 from .gaussian import Gaussian
@@ -27,19 +28,22 @@ class Posterior(StableBuffers):
     """A distribution over the outputs of a network: what the residual is added to.
 
     A subclass sets ``network`` and writes ``forward``; one that can only draw samples writes
-    ``sample`` and takes moments of samples in ``forward``. Both must run ``self.network(x)``
-    first, once and plainly: the residual reads its representations in that pass.
+    ``sample`` and takes moments of samples in ``forward``. Both must run ``self.point(x)``
+    first, once and plainly: the residual reads the representations of the network in that pass.
 
     Attributes:
         network: The point-estimated network whose representations the residual reads.
         likelihood: ``"classification"`` or ``"regression"`` where the posterior was fitted for
             one of them, else ``None``.
+        output: Which part of what the network returns holds its outputs: an index, a key or the
+            name of an attribute, or a function; ``None`` for a tensor or ``logits``.
         kind: The name under which it is saved; ``None`` if it cannot be saved.
         kinds: All posteriors that can be saved, by that name; subclasses enter themselves.
     """
 
     network: nn.Module
     likelihood: str | None = None
+    output: Output = None
     kind: str | None = None
 
     kinds: ClassVar[dict[str, type[Posterior]]] = {}
@@ -55,17 +59,17 @@ class Posterior(StableBuffers):
         self.network = plain_module(network)
 
     @abstractmethod
-    def forward(self, x: Tensor) -> Gaussian:
+    def forward(self, x: Batch) -> Gaussian:
         """Distribution of the ``C`` outputs for each of ``B`` inputs."""
         raise NotImplementedError
 
-    def sample(self, x: Tensor, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, x: Batch, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Samples of the outputs, ``(S, B, C)``."""
         gaussian: Gaussian = self(x)
-        with full_precision(x):
+        with full_precision(gaussian.mean):
             return gaussian.sample(n_samples, generator)
 
-    def covariances(self, x: Tensor) -> Tensor:
+    def covariances(self, x: Batch) -> Tensor:
         """Covariance of each output between all inputs, ``(C, B, B)``, or ``(1, B, B)`` if equal.
 
         Only the marginal likelihood needs it.
@@ -100,9 +104,12 @@ class Posterior(StableBuffers):
         """
         return None
 
-    def choose_layers(self, choice: LayerChoice, x: Tensor) -> list[Representation]:
+    def choose_layers(self, choice: LayerChoice, x: Batch) -> list[Representation]:
         """The representations that ``choice`` stands for, the input first."""
-        return choose_layers(self.network, choice, x)
+        if self.output is None:
+            return choose_layers(self.network, choice, x)
+        with returning(self.network, self.output):  # the layer that makes the outputs is looked for
+            return choose_layers(self.network, choice, x)
 
     def own_tensors(self) -> dict[str, Tensor]:
         """What is saved beside the network's own state."""
@@ -120,14 +127,14 @@ class Posterior(StableBuffers):
         """The inverse of saving: ``config()`` and the posterior's own buffers."""
         return cls(network)
 
-    def point(self, x: Tensor) -> Tensor:
+    def point(self, x: Batch) -> Tensor:
         """The network's own outputs, ``(B, C)``.
 
         Raises:
             TypeError: The network returns something without logits in it.
             ValueError: The outputs are not one vector per input.
         """
-        return outputs_of(self.network(x), x)
+        return outputs(self.network, x, self.output)
 
 
 _Builder = Callable[[Any], Posterior]

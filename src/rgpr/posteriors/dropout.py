@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from .._network.batches import Batch, arguments, copied
 from .._network.outputs import outputs_of
 from .sampled import SampledPosterior, seed_from
 
@@ -45,20 +46,20 @@ class MCDropout(SampledPosterior):
         self._twin = (copy.deepcopy(self.network, shared),)
 
     def draw(
-        self, x: Tensor, point: Tensor, n_samples: int, generator: torch.Generator | None
+        self, x: Batch, point: Tensor, n_samples: int, generator: torch.Generator | None
     ) -> Tensor:
         weights = {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
         (twin,) = self._twin
         for module in twin.modules():
             module.training = isinstance(module, nn.modules.dropout._DropoutNd)
-        devices = [] if x.device.type == "cpu" else [x.device]
+        devices = [] if point.device.type == "cpu" else [point.device]
         run = torch.func.functional_call
         with _global_source, torch.random.fork_rng(devices, enabled=generator is not None):
             if generator is not None:
                 # Dropout draws from the global source; seed it from the caller's.
                 torch.manual_seed(seed_from(generator))
-            passes = [run(twin, weights, (x.clone(),)) for _ in range(n_samples)]
-        return torch.stack([outputs_of(output, x) for output in passes])
+            passes = [run(twin, weights, *arguments(twin, copied(x))) for _ in range(n_samples)]
+        return torch.stack([outputs_of(output, x, self.output) for output in passes])
 
     def config(self) -> dict[str, Any]:
         return {"n_samples": self.n_samples, "seed": self.seed}

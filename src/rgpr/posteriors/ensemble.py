@@ -9,7 +9,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from .._network.outputs import outputs_of
+from .._network.batches import Batch, copied
+from .._network.outputs import outputs as outputs_of
 from .._network.running import plain_module
 from .base import register_posterior
 from .sampled import SampledPosterior
@@ -36,10 +37,10 @@ class Ensemble(SampledPosterior):
         self.others = nn.ModuleList(plain_module(network) for network in others)
 
     def draw(
-        self, x: Tensor, point: Tensor, n_samples: int, generator: torch.Generator | None
+        self, x: Batch, point: Tensor, n_samples: int, generator: torch.Generator | None
     ) -> Tensor:
         others = list(self.others)[: n_samples - 1]
-        outputs = [point, *(outputs_of(network(x.clone()), x) for network in others)]
+        outputs = [point, *(outputs_of(network, copied(x), self.output) for network in others)]
         for number, output in enumerate(outputs):
             if output.shape != point.shape:
                 raise ValueError(
@@ -55,7 +56,7 @@ class Ensemble(SampledPosterior):
     def no_graph(self) -> None:
         """Its samples are its members, in turn: nothing about them is random."""
 
-    def covariances(self, x: Tensor) -> Tensor:
+    def covariances(self, x: Batch) -> Tensor:
         return self._covariances_of_functions(x)
 
     def config(self) -> dict[str, Any]:

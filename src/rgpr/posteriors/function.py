@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .._network.batches import Batch
 from .sampled import SampledPosterior
 
 __all__ = ["FunctionPosterior"]
 
-SampleFunction = Callable[[Tensor, int, torch.Generator | None], Tensor]
+SampleFunction = Callable[[Any, int, torch.Generator | None], Tensor]
 
 
 class FunctionPosterior(SampledPosterior):
@@ -21,8 +23,8 @@ class FunctionPosterior(SampledPosterior):
 
     Args:
         network: The network whose representations the residual reads.
-        function: Of the inputs ``(B, ...)``, a number of samples and a generator (or ``None``);
-            returns ``(S, B, C)``.
+        function: Of the inputs, as the model gets them, a number of samples and a generator (or
+            ``None``); returns ``(S, B, C)``.
         n_samples: Number of samples behind the moments.
         seed: Their seed.
     """
@@ -34,13 +36,13 @@ class FunctionPosterior(SampledPosterior):
         self.function = function
 
     def draw(
-        self, x: Tensor, point: Tensor, n_samples: int, generator: torch.Generator | None
+        self, x: Batch, point: Tensor, n_samples: int, generator: torch.Generator | None
     ) -> Tensor:
         samples = self.function(x, n_samples, generator)
-        if not isinstance(samples, Tensor) or samples.shape[:2] != (n_samples, x.shape[0]):
+        if not isinstance(samples, Tensor) or samples.shape[:2] != (n_samples, len(point)):
             got = tuple(samples.shape) if isinstance(samples, Tensor) else type(samples).__name__
             raise ValueError(
                 f"the function gave {got}; expected a tensor of shape (S, B, C) = "
-                f"({n_samples}, {x.shape[0]}, C)"
+                f"({n_samples}, {len(point)}, C)"
             )
         return samples

@@ -10,15 +10,18 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import nll_loss
 
+from .._network.batches import Batch, copied, mapped, rows_of
 from .._network.checks import network_dtype_device
 from .._network.loaders import labelled, on_device
 from .._network.running import evaluating, plain_module
+from .._network.sources import as_batches
 from ..likelihoods.classification import Classification
 from .base import THROUGH_ANOTHER_LIBRARY, Posterior, register_posterior
 from .gaussian import DenseGaussian, Gaussian
@@ -49,11 +52,11 @@ class LaplacePosterior(Posterior):
         self.la = la
         self.likelihood = likelihood_of(la)
 
-    def forward(self, x: Tensor) -> Gaussian:
-        mean = self.point(x.clone())  # it may change its input in place, and there is another pass
+    def forward(self, x: Batch) -> Gaussian:
+        mean = self.point(copied(x))  # it may change its input in place, and there is another pass
         # Its backends differentiate by autograd, whatever the caller's grad mode.
-        with torch.inference_mode(False), torch.enable_grad():
-            _, covariance = self.la._glm_predictive_distribution(x.detach().clone())
+        with torch.inference_mode(False), torch.enable_grad(), _definite():
+            _, covariance = self.la._glm_predictive_distribution(_detached(x))
         return DenseGaussian(mean, covariance.detach())
 
     def mean_parts(self) -> list[tuple[nn.Module, float]]:
@@ -63,11 +66,12 @@ class LaplacePosterior(Posterior):
     def no_graph(self) -> str | None:
         return THROUGH_ANOTHER_LIBRARY
 
-    def covariances(self, x: Tensor) -> Tensor:
+    def covariances(self, x: Batch) -> Tensor:
         with torch.inference_mode(False), torch.enable_grad():
-            _, joint = self.la._glm_predictive_distribution(x.detach().clone(), joint=True)
-        outputs = len(joint) // len(x)
-        blocks: Tensor = joint.detach().reshape(len(x), outputs, len(x), outputs)
+            _, joint = self.la._glm_predictive_distribution(_detached(x), joint=True)
+        rows = rows_of(x)
+        outputs = len(joint) // rows
+        blocks: Tensor = joint.detach().reshape(rows, outputs, rows, outputs)
         return blocks.diagonal(dim1=1, dim2=3).permute(2, 0, 1)
 
 
@@ -96,10 +100,14 @@ def _structure(la: Any) -> str | None:
 
 def _network_and_head(la: Any) -> tuple[nn.Module, str]:
     """A copy of its network, and the name of the last layer there."""
-    network = plain_module(copy.deepcopy(la.model.model))
-    name = la.model._last_layer_name.removeprefix("_orig_mod.")
-    _remove_its_hook(network.get_submodule(name))
-    return network, name
+    original = la.model.model
+    # BackPACK leaves activations on the modules, with graphs that torch does not copy.
+    held = [value for module in original.modules() for value in vars(module).values()]
+    left = [t for t in held if isinstance(t, Tensor) and t.grad_fn is not None]
+    network = plain_module(copy.deepcopy(original, {id(t): t.detach() for t in left}))
+    for module in network.modules():
+        _remove_their_hooks(module)
+    return network, la.model._last_layer_name.removeprefix("_orig_mod.")
 
 
 def _closed_form(la: Any, network: nn.Module, name: str) -> LastLayerLaplace:
@@ -107,7 +115,7 @@ def _closed_form(la: Any, network: nn.Module, name: str) -> LastLayerLaplace:
     structure, head = str(_structure(la)), la.model.last_layer
     out_features, in_features = head.weight.shape
     bias = head.bias is not None
-    with torch.no_grad():
+    with torch.no_grad(), _definite():
         if structure == "kron":
             tensors = _kron_tensors(la.posterior_precision, bias)
         elif structure == "diag":
@@ -119,6 +127,19 @@ def _closed_form(la: Any, network: nn.Module, name: str) -> LastLayerLaplace:
         else:
             tensors = {"covariance": _full_tensor(la.posterior_covariance, head)}
     return LastLayerLaplace(network, name, structure, tensors, likelihood_of(la))
+
+
+@contextmanager
+def _definite() -> Iterator[None]:
+    """Say what to do where a precision has no inverse."""
+    try:
+        yield
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise torch.linalg.LinAlgError(  # type: ignore[attr-defined]
+            "the precision of this Laplace approximation is not positive definite, as that of an "
+            "exact Hessian away from a minimum; fit with a backend of the GGN, such as "
+            f"CurvlinopsGGN, or choose a larger prior_precision ({error})"
+        ) from error
 
 
 def check_fitted(la: Any) -> None:
@@ -163,7 +184,9 @@ def choose_prior_precision(
     if grid_size < 1:
         raise ValueError(f"grid_size = {grid_size}; expected at least one precision")
     check_fitted(la)
-    batches = labelled(val_loader, progress=progress, description="prior precision")
+    network = la.model.model if _is_feature_extractor(la.model) else la.model
+    data = as_batches(val_loader, network)
+    batches = labelled(data, network, progress=progress, description="prior precision")
     gaussians = _by_features(la, batches) if _structure(la) else _by_passes(la, batches)
     before = la.prior_precision
 
@@ -199,7 +222,7 @@ def choose_prior_precision(
 _Predictions = Callable[[], Iterator[tuple[Gaussian, Tensor]]]
 
 
-def _by_features(la: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> _Predictions:
+def _by_features(la: Any, batches: Iterable[tuple[Batch, Tensor]]) -> _Predictions:
     """What gives the predictions, and the targets, for the precision that ``la`` has then."""
     network, name = _network_and_head(la)
     device = network_dtype_device(network)[1]
@@ -217,7 +240,7 @@ def _by_features(la: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> _Predicti
     return gaussians
 
 
-def _by_passes(la: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> _Predictions:
+def _by_passes(la: Any, batches: Iterable[tuple[Batch, Tensor]]) -> _Predictions:
     """The same by a pass of the network for each precision."""
     kept = list(batches)
 
@@ -261,15 +284,22 @@ def likelihood_of(la: Any) -> str | None:
     return name if name in ("classification", "regression") else None
 
 
+def _detached(x: Batch) -> Any:
+    """A copy to be differentiated by laplace-torch, which takes dicts as they are."""
+    return mapped(x, lambda part: part.detach().clone())
+
+
 def _is_feature_extractor(network: nn.Module) -> bool:
     return type(network).__name__ == "FeatureExtractor" and hasattr(network, "last_layer")
 
 
-def _remove_its_hook(head: nn.Module) -> None:
-    """Drop the hook that laplace-torch leaves on the last layer; the copy must not need it."""
-    for key, hook in list(head._forward_hooks.items()):
-        if getattr(hook, "__module__", "").startswith("laplace."):
-            del head._forward_hooks[key]
+def _remove_their_hooks(module: nn.Module) -> None:
+    """Drop the hooks of laplace-torch and BackPACK, which the copy must not need."""
+    for hooks in (module._forward_hooks, module._forward_pre_hooks):
+        for key, hook in list(hooks.items()):
+            package = (getattr(hook, "__module__", None) or "").partition(".")[0]
+            if package in ("laplace", "backpack"):
+                del hooks[key]
 
 
 register_posterior("laplace.baselaplace.BaseLaplace", from_laplace)

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from .._backend.arithmetic import peak_out
 from .._backend.precision import at_least_float32, full_precision
-from .._network.outputs import outputs_of
+from .._network.batches import Batch
+from .._network.outputs import Output, outputs
 from .._network.running import watching
 from .base import Posterior
 from .gaussian import DenseGaussian, DiagonalGaussian, Gaussian, standard_normal
@@ -92,8 +93,8 @@ class LastLayerLaplace(Posterior):
         if self.structure == "kron":
             self._derive()
 
-    def forward(self, x: Tensor) -> Gaussian:
-        return self._gaussian(*point_and_features(self.network, self.head, x))
+    def forward(self, x: Batch) -> Gaussian:
+        return self._gaussian(*point_and_features(self.network, self.head, x, self.output))
 
     def _gaussian(self, mean: Tensor, features: Tensor) -> Gaussian:
         with full_precision(features):
@@ -119,8 +120,8 @@ class LastLayerLaplace(Posterior):
     def mean_parts(self) -> list[tuple[nn.Module, float]]:
         return [(self.network, 1.0)]
 
-    def covariances(self, x: Tensor) -> Tensor:
-        features = point_and_features(self.network, self.head, x)[1].double()
+    def covariances(self, x: Batch) -> Tensor:
+        features = point_and_features(self.network, self.head, x, self.output)[1].double()
         if self.structure == "kron":
             features, weights = features @ self.in_basis.double(), self.marginal.double()
             bias = self.marginal_bias
@@ -128,7 +129,7 @@ class LastLayerLaplace(Posterior):
             weights, bias = self.weight.double(), self.bias.double() if self._has_bias else None
         else:
             if self._has_bias:
-                features = torch.cat([features, features.new_ones(len(x), 1)], 1)
+                features = torch.cat([features, features.new_ones(len(features), 1)], 1)
             each = self.covariance.double().diagonal(dim1=1, dim2=3)  # (D', D', C)
             return torch.einsum("bi,ijc,dj->cbd", features, each, features)
         result = torch.einsum("bi,ic,di->cbd", features, weights, features)
@@ -149,12 +150,14 @@ class LastLayerLaplace(Posterior):
         return head.bias is not None
 
 
-def point_and_features(network: nn.Module, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+def point_and_features(
+    network: nn.Module, name: str, x: Batch, which: Output = None
+) -> tuple[Tensor, Tensor]:
     """The network's outputs, and what went into its last layer."""
     seen: list[Tensor] = []
     head = network.get_submodule(name)
     with watching(network, {head: lambda module, args, output: seen.append(args[0])}):
-        mean = outputs_of(network(x), x)
+        mean = outputs(network, x, which)
     if len(seen) != 1 or seen[0].dim() != 2:
         what = f"{len(seen)} times" if len(seen) != 1 else f"on shape {tuple(seen[0].shape)}"
         raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .._network.batches import Batch, first_part, rows_of, run
 from .._network.outputs import outputs_of
 from .base import Posterior, register_posterior
 from .gaussian import DiagonalGaussian, Gaussian
@@ -21,8 +22,9 @@ class MAP(Posterior):
 
     kind = "map"
 
-    def forward(self, x: Tensor) -> Gaussian:
-        mean = outputs_of(self.network(x), x)
+    def forward(self, x: Batch) -> Gaussian:
+        returned = self.network(x) if isinstance(x, Tensor) else run(self.network, x)
+        mean = outputs_of(returned, x, self.output)
         return DiagonalGaussian(mean, torch.zeros((), device=mean.device))
 
     def mean_parts(self) -> list[tuple[nn.Module, float]]:
@@ -32,8 +34,9 @@ class MAP(Posterior):
     def is_certain(self) -> bool:
         return True
 
-    def covariances(self, x: Tensor) -> Tensor:
-        return torch.zeros(1, len(x), len(x), dtype=torch.float64, device=x.device)
+    def covariances(self, x: Batch) -> Tensor:
+        rows, device = rows_of(x), first_part(x).device
+        return torch.zeros(1, rows, rows, dtype=torch.float64, device=device)
 
 
 register_posterior("torch.nn.modules.module.Module", MAP)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from .._network.batches import Batch, arguments, copied
 from .._network.outputs import outputs_of
 from .base import Posterior
 from .gaussian import EmpiricalGaussian, Gaussian
@@ -40,26 +41,26 @@ class SampledPosterior(Posterior):
 
     @abstractmethod
     def draw(
-        self, x: Tensor, point: Tensor, n_samples: int, generator: torch.Generator | None
+        self, x: Batch, point: Tensor, n_samples: int, generator: torch.Generator | None
     ) -> Tensor:
         """Samples ``(S, B, C)``, given the network's own outputs ``point``."""
 
-    def forward(self, x: Tensor) -> Gaussian:
-        point = self.point(x.clone())  # it may change its input in place, and there are more passes
+    def forward(self, x: Batch) -> Gaussian:
+        point = self.point(copied(x))  # it may change its input in place, and there are more passes
         generator = torch.Generator().manual_seed(self.seed)
         return EmpiricalGaussian(self.draw(x, point, self.n_samples, generator))
 
-    def sample(self, x: Tensor, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
-        return self.draw(x, self.point(x.clone()), n_samples, generator)
+    def sample(self, x: Batch, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        return self.draw(x, self.point(copied(x)), n_samples, generator)
 
     @property
     def no_graph(self) -> str | None:
         return "it predicts by random samples, which a graph does not hold"
 
-    def _covariances_of_functions(self, x: Tensor) -> Tensor:
+    def _covariances_of_functions(self, x: Batch) -> Tensor:
         """For posteriors whose every sample is one function of all inputs."""
         generator = torch.Generator().manual_seed(self.seed)
-        samples = self.draw(x, self.point(x.clone()), self.n_samples, generator).double()
+        samples = self.draw(x, self.point(copied(x)), self.n_samples, generator).double()
         root: Tensor = (samples - samples.mean(0)).permute(2, 1, 0) / max(
             1, self.n_samples - 1
         ) ** 0.5
@@ -78,12 +79,14 @@ class WeightPosterior(SampledPosterior):
         """Endless samples of the network's parameters (and buffers), by name."""
 
     def draw(
-        self, x: Tensor, point: Tensor, n_samples: int, generator: torch.Generator | None
+        self, x: Batch, point: Tensor, n_samples: int, generator: torch.Generator | None
     ) -> Tensor:
         samples = islice(self.weights(generator), n_samples)
 
         def run(weights: Mapping[str, Tensor]) -> Tensor:
-            return outputs_of(functional_call(self.network, dict(weights), (x.clone(),)), x)
+            positional, keywords = arguments(self.network, copied(x))
+            returned = functional_call(self.network, dict(weights), positional, keywords)
+            return outputs_of(returned, x, self.output)
 
         if not self._linear:
             return torch.stack([run(weights) for weights in samples])
@@ -94,7 +97,7 @@ class WeightPosterior(SampledPosterior):
             parts.append(vmap(run)(stacked))
         return torch.cat(parts)
 
-    def covariances(self, x: Tensor) -> Tensor:
+    def covariances(self, x: Batch) -> Tensor:
         return self._covariances_of_functions(x)
 
     @property

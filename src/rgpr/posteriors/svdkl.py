@@ -23,12 +23,15 @@ import torch
 from torch import Tensor, nn
 
 from .._backend.precision import full_precision
+from .._network.batches import Batch as Inputs
+from .._network.batches import Shape, rows_of, run, shape_of
 from .._network.checks import check_batch, network_dtype_device
 from .._network.layers import LayerChoice, choose_layers
 from .._network.loaders import labelled, on_device
 from .._network.moments import Moments
 from .._network.representation import Representation
 from .._network.running import evaluating, plain_module
+from .._network.sources import as_batches, check_read_again
 from ..residual.coordinates import Standardizer
 from .base import THROUGH_ANOTHER_LIBRARY, Posterior
 from .gaussian import DiagonalGaussian, Gaussian
@@ -114,7 +117,9 @@ class SVDKL(Posterior):
         """
         extractor = plain_module(extractor)
         if train_extractor:
+            check_read_again(train_loader, "train_extractor=True")
             extractor = copy.deepcopy(extractor)
+        train_loader = as_batches(train_loader, extractor)
         data = _read(extractor, train_loader, progress)
         targets = _Targets.of(data, likelihood, classes)
         generator = torch.Generator().manual_seed(seed)
@@ -175,13 +180,13 @@ class SVDKL(Posterior):
     def no_graph(self) -> str | None:
         return THROUGH_ANOTHER_LIBRARY
 
-    def forward(self, x: Tensor) -> Gaussian:
-        features = _features(self.network(x), x)
-        with full_precision(x):
+    def forward(self, x: Inputs) -> Gaussian:
+        features = _features(self.network, x)
+        with full_precision(features):
             mean, variance = self.gps(self.standardizer(features.double()))
         return DiagonalGaussian(mean.to(features.dtype), variance)
 
-    def choose_layers(self, choice: LayerChoice, x: Tensor) -> list[Representation]:
+    def choose_layers(self, choice: LayerChoice, x: Inputs) -> list[Representation]:
         return choose_layers(self.network, choice, x, keep_last=True)
 
 
@@ -220,17 +225,17 @@ def _read(extractor: nn.Module, loader: Iterable[Any], progress: bool) -> _Train
     """
     device = network_dtype_device(extractor)[1]
     features, targets, moments = [], [], Moments()
-    shape: torch.Size | None = None
+    shape: Shape | None = None
     with evaluating(extractor):
         for number, (x, y) in enumerate(
-            labelled(loader, progress=progress, description="svdkl features")
+            labelled(loader, extractor, progress=progress, description="svdkl features")
         ):
             x = on_device(x, device)
-            check_batch(number, x, extractor, shape)
-            shape = x.shape[1:]
-            features.append(_features(extractor(x), x))
+            check_batch(number, x, extractor, shape, measured=False)
+            shape = shape_of(extractor, x)
+            features.append(_features(extractor, x))
             moments.update(features[-1])
-            targets.append(y.to(x.device))
+            targets.append(y.to(features[-1].device))
     if not bool(moments.squares.isfinite().all()):
         raise ValueError("the extractor gives features that are not finite on training data")
     standardizer = Standardizer(moments.mean, moments.std, dtype=torch.float64)
@@ -307,9 +312,9 @@ def _anew(
     """
     device = network_dtype_device(extractor)[1]
     with evaluating(extractor):
-        for x, y in labelled(loader, progress=False, description="svdkl"):
+        for x, y in labelled(loader, extractor, progress=False, description="svdkl"):
             x = on_device(x, device)
-            z = data.standardizer(_features(extractor(x), x).double())
+            z = data.standardizer(_features(extractor, x).double())
             yield z, targets.of_batch(y.to(z.device)), 0.0
 
 
@@ -322,16 +327,17 @@ def _rbf(dimension: int, outputs: int) -> gpytorch.kernels.Kernel:
     return gpytorch.kernels.ScaleKernel(kernel, batch_shape=batch)
 
 
-def _features(output: Any, x: Tensor) -> Tensor:
+def _features(extractor: nn.Module, x: Inputs) -> Tensor:
     """The extractor's output for ``x``, if it is one vector for each input.
 
     Raises:
         ValueError: The output is something else.
     """
-    if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(x):
+    output, rows = run(extractor, x), rows_of(x)
+    if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != rows:
         what = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ValueError(
-            f"the extractor returned {what} for {len(x)} inputs; expected features (B, D). End it "
+            f"the extractor returned {what} for {rows} inputs; expected features (B, D). End it "
             "with nn.Flatten(), or cut it from a network by SVDKL.split"
         )
     return output

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from .._backend.precision import full_precision
+from .._network.batches import Batch
 from .._network.layers import LayerChoice
 from .._network.representation import INPUT, Representation
 from .base import THROUGH_ANOTHER_LIBRARY, Posterior
@@ -112,7 +113,9 @@ class SVGP(Posterior):
     def no_graph(self) -> str | None:
         return THROUGH_ANOTHER_LIBRARY
 
-    def forward(self, x: Tensor) -> Gaussian:
+    def forward(self, x: Batch) -> Gaussian:
+        if not isinstance(x, Tensor):
+            raise TypeError("a Gaussian process over the inputs takes them as one tensor (B, D)")
         distribution = self.network(x)
         if not isinstance(distribution, MultivariateNormal):
             raise TypeError(
@@ -131,7 +134,7 @@ class SVGP(Posterior):
         # Rounding can make a variance near zero negative.
         return DiagonalGaussian(mean, variance.clamp_min(0))
 
-    def choose_layers(self, choice: LayerChoice, x: Tensor) -> list[Representation]:
+    def choose_layers(self, choice: LayerChoice, x: Batch) -> list[Representation]:
         if choice not in ("auto", INPUT, [INPUT], (INPUT,)):
             raise ValueError(
                 f"layers={choice!r}, but a gpytorch model has no layers to read; leave it at "

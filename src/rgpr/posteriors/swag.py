@@ -23,7 +23,10 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn, update_bn
 from tqdm import tqdm
 
+from .._network.batches import run
+from .._network.loaders import inputs, on_device
 from .._network.running import plain_module
+from .._network.sources import as_batches, check_read_again
 from .sampled import WeightPosterior, normal_like, seed_from
 
 __all__ = ["SWAG", "SWAGCollector"]
@@ -87,6 +90,7 @@ class SWAG(WeightPosterior):
 
     def estimate_statistics(self, train_loader: Iterable[Any], *, progress: bool = True) -> Self:
         """Running statistics of every sample in the bank, by a pass over the data each."""
+        check_read_again(train_loader, "SWAG")
         twin = copy.deepcopy(self.network)
         collected: list[list[Tensor]] = []
         samples = tqdm(
@@ -178,6 +182,7 @@ class SWAGCollector:
                     "the network has batch normalisation, whose statistics must be estimated for "
                     "every sample: pass the training loader"
                 )
+            check_read_again(train_loader, "SWAG")
             _update_statistics(network, train_loader)
         tensors: dict[str, Tensor] = {}
         means = list(network.parameters())
@@ -214,9 +219,22 @@ def _statistics(network: nn.Module) -> dict[str, Tensor]:
     }
 
 
+class _Called(nn.Module):
+    """The network as torch's function runs it: on one argument."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Any) -> Any:
+        return run(self.network, x)
+
+
 def _update_statistics(network: nn.Module, train_loader: Iterable[Any]) -> None:
     device = next(network.parameters()).device
-    update_bn(train_loader, network, device=device)
+    data = as_batches(train_loader, network)
+    given = inputs(data, network, progress=False, description="SWAG statistics")
+    update_bn(((on_device(x, device),) for x in given), _Called(network))
     network.eval()
 
 

@@ -15,11 +15,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from .._network.batches import Batch, copied
 from .._network.checks import network_dtype_device
 from .._network.layers import LayerChoice
 from .._network.loaders import labelled, on_device
+from .._network.outputs import Output
 from .._network.representation import Representation
 from .._network.running import evaluating
+from .._network.sources import as_batches
 from ..likelihoods.classification import Classification
 from .base import Posterior, as_posterior
 from .gaussian import DiagonalGaussian, Gaussian, ScaledGaussian
@@ -61,12 +64,13 @@ class Temperature(Posterior):
             The posterior itself.
         """
         device = network_dtype_device(self.network)[1]
+        data = as_batches(val_loader, self.network)
         means, variances, targets = [], [], []
         with evaluating(self.base):
             for number, (x, y) in enumerate(
-                labelled(val_loader, progress=progress, description="temperature")
+                labelled(data, self.network, progress=progress, description="temperature")
             ):
-                gaussian: Gaussian = self.base(on_device(x, device).clone())
+                gaussian: Gaussian = self.base(copied(on_device(x, device)))
                 means.append(gaussian.mean.double())
                 variances.append(gaussian.variance)
                 classes = Classification().target(y, gaussian.mean.shape, number)
@@ -96,16 +100,25 @@ class Temperature(Posterior):
         self.temperature = ((low + high) / 2).exp().to(self.temperature)
         return self
 
-    def forward(self, x: Tensor) -> Gaussian:
+    def forward(self, x: Batch) -> Gaussian:
         return ScaledGaussian(self.base(x), 1 / self.temperature)
 
-    def sample(self, x: Tensor, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, x: Batch, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
         return self.base.sample(x, n_samples, generator) / self.temperature
 
     def mean_parts(self) -> list[tuple[nn.Module, float]] | None:
         parts = self.base.mean_parts()
         factor = 1 / float(self.temperature)
         return None if parts is None else [(network, factor * w) for network, w in parts]
+
+    @property
+    def output(self) -> Output:
+        """That of the posterior below, which is the one that runs the network."""
+        return self.base.output
+
+    @output.setter
+    def output(self, which: Output) -> None:
+        self.base.output = which
 
     @property
     def no_graph(self) -> str | None:
@@ -115,10 +128,10 @@ class Temperature(Posterior):
     def is_certain(self) -> bool:
         return self.base.is_certain
 
-    def covariances(self, x: Tensor) -> Tensor:
+    def covariances(self, x: Batch) -> Tensor:
         return self.base.covariances(x) / self.temperature.square()
 
-    def choose_layers(self, choice: LayerChoice, x: Tensor) -> list[Representation]:
+    def choose_layers(self, choice: LayerChoice, x: Batch) -> list[Representation]:
         return self.base.choose_layers(choice, x)
 
     def own_tensors(self) -> dict[str, Tensor]:

@@ -21,7 +21,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from .._network.loaders import labelled
+from .._network.batches import Batch
+from .._network.loaders import labelled, on_device
+from .._network.sources import as_batches, check_read_again
 from .laplace_torch import check_fitted, likelihood_of
 from .sampled import WeightPosterior, normal_like
 
@@ -42,7 +44,7 @@ def fit_laplace(
 
     Args:
         network: The trained network; it is not changed.
-        train_loader: A ``DataLoader`` of ``(x, y)``.
+        train_loader: A ``DataLoader`` of ``(x, y)``, or the pair itself.
         likelihood: ``"classification"`` or ``"regression"``.
         structure: ``"kron"`` or ``"diag"``; of the last layer ``"full"`` too.
         subset: ``"all"`` layers or the ``"last_layer"``.
@@ -67,7 +69,9 @@ def fit_laplace(
         hessian_structure=structure,
         **options,
     )
-    la.fit(train_loader)
+    check_read_again(train_loader, "laplace-torch")
+    batches: Any = as_batches(train_loader, network)
+    la.fit(batches)
     return la
 
 
@@ -135,7 +139,7 @@ class _AllLayerLaplace(WeightPosterior):
 
         Args:
             network: The trained network; it is not changed.
-            train_loader: A ``DataLoader`` of ``(x, y)``.
+            train_loader: A ``DataLoader`` of ``(x, y)``, or the pair itself.
             likelihood: ``"classification"`` or ``"regression"``.
             prior_precision: The prior precision of the weights; chosen if left out.
             val_loader: Data to choose it by; the training data if left out, which makes for a
@@ -151,7 +155,8 @@ class _AllLayerLaplace(WeightPosterior):
         )
         if prior_precision is not None:
             return cls.from_laplace(la, n_samples=n_samples, seed=seed)
-        data = list(labelled(val_loader or train_loader, progress=False, description="prior"))
+        data = as_batches(train_loader if val_loader is None else val_loader, network)
+        data = list(labelled(data, network, progress=False, description="prior"))
         best, least = start, torch.inf
         for exponent in range(6):
             la.prior_precision = 10.0**exponent
@@ -162,13 +167,13 @@ class _AllLayerLaplace(WeightPosterior):
         return cls.from_laplace(la, n_samples=n_samples, seed=seed)
 
     @torch.no_grad()
-    def _loss(self, data: list[tuple[Tensor, Tensor]]) -> float:
+    def _loss(self, data: list[tuple[Batch, Tensor]]) -> float:
         """How badly the samples predict: negative log-likelihood, or squared error."""
         device = next(self.network.parameters()).device
         losses = []
         for x, y in data:
             generator = torch.Generator().manual_seed(self.seed)
-            samples, y = self.sample(x.to(device), self.n_samples, generator), y.to(device)
+            samples, y = self.sample(on_device(x, device), self.n_samples, generator), y.to(device)
             if self.likelihood == "regression":
                 losses.append((samples.mean(0) - y.reshape(len(y), -1)).square().mean())
             else:

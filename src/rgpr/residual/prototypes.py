@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._backend.arithmetic import from_nearest, nearest_cubes, peak_out
+from .._backend.arithmetic import from_nearest, nearest_cubes, peak_out, transforming
 from .._backend.precision import at_least_float32, full_precision
 from .._backend.small_layers import Parts
 from .coordinates import Coordinates, reduce
@@ -97,7 +97,7 @@ class Prototypes(Coordinates):
 
     def unit_variance(self, h: Tensor) -> Tensor:
         rows = self._rows(h) - self.origin
-        if h.device.type == "cpu" and not torch.compiler.is_compiling():
+        if h.device.type == "cpu" and not (torch.compiler.is_compiling() or transforming()):
             # Looking at a value costs nothing here: only rows that overflow need their peak out.
             u = nearest_cubes(self._products(rows), self.centers, self.halves, None, self.offset)
             finite = u.isfinite()

@@ -33,13 +33,19 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: An
                 "keep such extra state outside the network"
             )
     # Tied weights share memory, which the format refuses; each name gets its own copy.
-    copies = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    copies = {name: _whole(t).cpu().contiguous().clone() for name, t in tensors.items()}
     metadata = {"rgpr_format": str(FORMAT), "rgpr": json.dumps(about)}
     with replacing(path) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode  # as readable as any file of this user; save_file says 0600
         save_file(copies, temporary, metadata=metadata)
         temporary.chmod(mode)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """The tensor, gathered from all processes if it is sharded over them; all must call it."""
+    gather = getattr(tensor.detach(), "full_tensor", None)
+    return tensor.detach() if gather is None else gather()
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any, int]:
@@ -74,18 +80,34 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any, int]:
         ) from error
 
 
-def check_same_network(weights: dict[str, Tensor], network: nn.Module, path: Any) -> None:
-    """Refuse weights that do not fit the network one to one, naming the first that differ."""
+def check_same_network(
+    weights: dict[str, Tensor], network: nn.Module, path: Any, *, dtypes: bool = True
+) -> None:
+    """Refuse weights that do not fit the network one to one, naming the first that differ.
+
+    Args:
+        weights: By their names.
+        network: What they are for.
+        path: Where they come from.
+        dtypes: Whether a weight of another dtype is another one.
+    """
+    sharded = [name for name, p in network.named_parameters() if hasattr(p, "full_tensor")]
+    if sharded:
+        raise ValueError(
+            f"'{sharded[0]}' is sharded over processes (fully_shard), and cannot take the weights "
+            f"of {path}; load into the plain network, and shard it afterwards"
+        )
 
     def kind(t: Tensor) -> str:
-        return f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}"
+        dtype = f"{str(t.dtype).removeprefix('torch.')} " if dtypes else ""
+        return f"{dtype}{tuple(t.shape)}"
 
     here = {k: kind(t) for k, t in network.state_dict().items() if isinstance(t, Tensor)}
     saved = {k: kind(t) for k, t in weights.items()}
     problems = [f"no '{k}' in the network" for k in saved if k not in here]
-    problems += [f"no '{k}' in the file" for k in here if k not in saved]
+    problems += [f"no '{k}' was saved" for k in here if k not in saved]
     problems += [
-        f"'{k}' is {saved[k]} in the file and {here[k]} in the network"
+        f"'{k}' was {saved[k]} and is {here[k]} in the network"
         for k in saved
         if k in here and saved[k] != here[k]
     ]

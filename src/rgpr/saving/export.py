@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .._atomic import replacing
+from .._network.batches import Batch, first_part, mapped, named, rows_of
 from .._network.running import evaluating
 from ..likelihoods import likelihood_named
 from ..posteriors import Posterior
@@ -36,10 +37,10 @@ class Model(Protocol):
     def layers(self) -> list[str]:
         """Names of the representations; there are none before the fit, which is an error."""
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x: Any) -> Any:
         """What a plain call returns."""
 
-    def _everything(self, x: Tensor) -> Any:
+    def _everything(self, x: Any) -> Any:
         """That, the score and, of a calibrated model, the p-value, from one pass."""
 
 
@@ -50,25 +51,26 @@ class _Predict(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x: Any) -> Any:
         return self.model.forward(x)  # and not a compiled call
 
 
 class _Everything(_Predict):
     """That, the score and, of a calibrated model, the p-value, from one pass."""
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x: Any) -> Any:
         return self.model._everything(x)
 
 
 def program(
-    model: Model, example: Tensor, *, dynamic: bool = True, everything: bool = False
+    model: Model, example: Batch, *, dynamic: bool = True, everything: bool = False
 ) -> torch.export.ExportedProgram:
     """The model as a ``torch.export`` program.
 
     Args:
         model: A fitted model.
-        example: An input batch; its values do not matter.
+        example: An input batch; its values do not matter. The program takes batches of its form,
+            with sequences of its length.
         dynamic: For any batch size, instead of that of the example alone.
         everything: Return the score, and the p-value of a calibrated model, beside what a plain
             call returns.
@@ -78,26 +80,28 @@ def program(
         TypeError: The base predicts by random samples, or through another library's object.
     """
     check_exportable(model)
-    if len(example) < 2 and dynamic:
+    if rows_of(example) < 2 and dynamic:
         # A batch of one would be taken for a constant.
-        example = example.new_zeros(2, *example.shape[1:])
+        example = mapped(example, lambda part: part.new_zeros(2, *part.shape[1:]))
     # On a GPU some operations take no more than 65535 rows, and a named dimension would be refused.
-    batch = torch.export.Dim.DYNAMIC if example.is_cuda else torch.export.Dim("batch")
+    on_gpu = first_part(example).is_cuda
+    batch = torch.export.Dim.DYNAMIC if on_gpu else torch.export.Dim("batch")
     module = _Everything(model) if everything else _Predict(model)
     with torch.no_grad(), evaluating(module):
         return torch.export.export(
             module,
-            (example.detach(),),
-            dynamic_shapes={"x": {0: batch}} if dynamic else None,
+            (mapped(example, Tensor.detach),),
+            dynamic_shapes={"x": mapped(example, lambda _: {0: batch})} if dynamic else None,
             strict=False,
         )
 
 
-def onnx(model: Model, path: str | os.PathLike[str], example: Tensor) -> Path:
+def onnx(model: Model, path: str | os.PathLike[str], example: Batch) -> Path:
     """Write the model as an ONNX file, atomically.
 
-    The graph has the input ``x`` and the outputs ``probabilities`` (for regression ``mean`` and
-    ``covariance``), ``score`` and, of a calibrated model, ``p_value``.
+    The graph has the input ``x``, or the parts of the input by their names, and the outputs
+    ``probabilities`` (for regression ``mean`` and ``covariance``), ``score`` and, of a
+    calibrated model, ``p_value``.
 
     Args:
         model: A fitted model.
@@ -109,12 +113,13 @@ def onnx(model: Model, path: str | os.PathLike[str], example: Tensor) -> Path:
     """
     names = list(likelihood_named(model.likelihood).answers)
     names += ["score"] if model._references is None else ["score", "p_value"]
+    given = ["x"] if isinstance(example, Tensor) else list(named(model.posterior.network, example))
     with replacing(path) as temporary:  # a folder that is not there is refused before the work
         exported = program(model, example, everything=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about names of dynamic dimensions
             graph = torch.onnx.export(
-                exported, dynamo=True, input_names=["x"], output_names=names, verbose=False
+                exported, dynamo=True, input_names=given, output_names=names, verbose=False
             )
         assert graph is not None
         graph.optimize()

@@ -1,64 +1,28 @@
 """A model as one file, and back: which tensors are written, and how parts are made of them.
 
-To change the format, change :func:`save` and :func:`load`, raise ``FORMAT`` in ``container``, and
-convert files of the old one as ``_from_first_format`` does.
+To change the format, change :func:`save`, :func:`load` and ``parts``, raise ``FORMAT`` in
+``container``, and convert files of the old one as ``_from_first_format`` does.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .._network.representation import Representation
-from ..extension import Extension
-from ..likelihoods import likelihood_named
-from ..posteriors import Posterior
-from ..residual.coordinates import Coordinates
-from ..residual.recipes import ResidualRecipe, Strategy
-from ..residual.variance import CLASS_UNIT, Residual
+from ..residual.variance import CLASS_UNIT
 from .container import check_same_network, read, write
+from .parts import Parts, complete, describe, part, put_together
 
-__all__ = ["Saved", "load", "save"]
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What a file holds.
-
-    Attributes:
-        extension: The base over a network whose weights are not loaded yet, and its residual.
-        recipe: How the residual was made.
-        learned: Tensors that a fit or a calibration made, by name.
-        weights: The network's own state.
-    """
-
-    extension: Extension
-    recipe: ResidualRecipe
-    learned: dict[str, Tensor]
-    weights: dict[str, Tensor]
+__all__ = ["load", "save"]
 
 
-def save(
-    path: str | os.PathLike[str],
-    extension: Extension,
-    recipe: ResidualRecipe,
-    learned: Mapping[str, Tensor],
-) -> None:
-    """Write a model, atomically; see :meth:`rgpr.RGPR.save`.
-
-    Args:
-        path: The file.
-        extension: The base and its residual.
-        recipe: How the residual was made.
-        learned: Tensors that a fit or a calibration made, by name.
-    """
+def save(path: str | os.PathLike[str], parts: Parts) -> None:
+    """Write a model, atomically; see :meth:`rgpr.RGPR.save`."""
+    extension = parts.extension
     residual, posterior = extension.residual, extension.posterior
     if posterior.kind is None:
         reason = posterior.no_graph or "its class has no kind, the name to be saved under"
@@ -67,89 +31,38 @@ def save(
             "and call fit again after loading that, or give the class a kind, config() and "
             "from_saved()"
         )
+    if callable(posterior.output):
+        raise TypeError(
+            "output= is a function, which a file cannot hold; name the part of what the network "
+            "returns by its index or key, as in output=0, or wrap the network in a module that "
+            "returns the tensor"
+        )
     tensors = {f"network.{k}": t for k, t in posterior.network.state_dict().items()}
     tensors |= {f"posterior.{k}": t for k, t in posterior.own_tensors().items()}
     own = {name: t for name, t in residual.named_buffers(recurse=False) if t is not None}
     tensors |= {f"residual.{name}": tensor for name, tensor in own.items()}
     tensors["temperature"] = extension.temperature
-    tensors |= {f"learned.{name}": tensor for name, tensor in learned.items()}
-    every = [residual.at(index) for index in range(len(extension.layers))]
-    for index, coordinates in enumerate(every):
-        tensors |= {f"layer.{index}.{k}": t for k, t in coordinates.state_dict().items()}
-    about = {
-        "posterior": posterior.kind,
-        "config": posterior.config(),
-        "likelihood": extension.likelihood.name,
-        "layers": extension.layers,
-        "axes": [[each.batch, each.channel, each.token] for each in extension.representations],
-        "coordinates": [coordinates.config() for coordinates in every],
-        "residual": dataclasses.asdict(recipe),
-        "input_shape": list(extension.input_shape),
-        "nan": extension.nan,
-    }
-    write(path, tensors, about)
+    tensors |= {f"learned.{name}": tensor for name, tensor in parts.learned.items()}
+    for index in range(len(extension.layers)):
+        state = residual.at(index).state_dict()
+        tensors |= {f"layer.{index}.{k}": t for k, t in state.items()}
+    write(path, tensors, describe(parts))
 
 
-def load(path: str | os.PathLike[str], network: nn.Module) -> Saved:
-    """Read what :func:`save` wrote; the network stays as it is.
+def load(path: str | os.PathLike[str], network: nn.Module) -> tuple[Parts, dict[str, Tensor]]:
+    """What :func:`save` wrote: the parts over a network that stays as it is, and its weights.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: The file is damaged or not ours, or belongs to another network.
     """
     tensors, about, version = read(path)
-    weights = _part(tensors, "network.")
+    weights = part(tensors, "network.")
     check_same_network(weights, network, path)
-    try:
-        if version == 1:
+    if version == 1:
+        with complete(path):
             tensors, about = _from_first_format(tensors, about, path)
-        kind = about["posterior"]
-        if kind not in Posterior.kinds:
-            raise ValueError(
-                f"{path} holds a posterior of kind '{kind}', known here: "
-                f"{sorted(Posterior.kinds)}; import the module that defines it, or upgrade rgpr"
-            )
-        config, own = about["config"], _part(tensors, "posterior.")
-        recipe = _recipe_from_json(about["residual"])
-        coordinates = [
-            Coordinates.from_saved(config, _part(tensors, f"layer.{index}."))
-            for index, config in enumerate(about["coordinates"])
-        ]
-        residual = Residual(coordinates, combine=recipe.combine)
-        scales = _part(tensors, "residual.")
-        for name, buffer in list(residual.named_buffers(recurse=False)):
-            if buffer is not None:
-                setattr(residual, name, scales[name].to(buffer))
-        extension = Extension(
-            Posterior.kinds[kind].from_saved(network, config, own),
-            residual,
-            _representations(about),
-            torch.Size(about["input_shape"]),
-            likelihood_named(about["likelihood"]),
-            tensors["temperature"],
-            about["nan"],
-        )
-    except KeyError as missing:
-        raise ValueError(f"{path} is incomplete: it has no {missing}; save it again") from missing
-    return Saved(extension, recipe, _part(tensors, "learned."), weights)
-
-
-def _representations(about: dict[str, Any]) -> list[Representation]:
-    """What is read of the network; files without axes mean the usual ones."""
-    if "axes" not in about:
-        raw = [config["of"] == "raw" for config in about["coordinates"]]
-        about = about | {"axes": [[0, 1 if each else None, None] for each in raw]}
-    pairs = zip(about["layers"], about["axes"], strict=True)
-    return [Representation(name, *axes) for name, axes in pairs]
-
-
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}
-
-
-def _recipe_from_json(about: dict[str, Any]) -> ResidualRecipe:
-    strategies = {name: Strategy(**about[name]) for name in ("input", "hidden")}
-    return ResidualRecipe(**{**about, **strategies})
+    return put_together(about, tensors, network, path), weights
 
 
 def _from_first_format(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rgpr._network.checks import network_dtype_device
-from rgpr._network.loaders import labelled
+from rgpr._network.loaders import labelled, on_device
 from rgpr._network.running import evaluating
 
 from .augment import crop_flip, strong
@@ -119,8 +119,8 @@ class UsersLoader:
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         for x, y in labelled(self.loader, progress=False, description=""):
-            x = x.to(self.device, non_blocking=True)
-            yield _prepare(x, self.dtype), y.to(self.device, non_blocking=True)
+            moved: Tensor = on_device(x, self.device)
+            yield _prepare(moved, self.dtype), y.to(self.device, non_blocking=True)
 
 
 def _prepare(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,9 +9,12 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ..._network.batches import Batch, Shape, copied, rows_of, shape_of
 from ..._network.checks import check_batch, check_input, network_dtype_device
 from ..._network.loaders import labelled, on_device
+from ..._network.outputs import outputs
 from ..._network.running import evaluating, plain_module
+from ..._network.sources import as_batches
 
 __all__ = ["DETECTORS", "Detector", "register_detector"]
 
@@ -33,7 +36,8 @@ class Detector(ABC):
         """Learn from the training data where the detector needs to; here it does not.
 
         Args:
-            train_loader: Yields ``(x, y)``; batches are moved to the network's device.
+            train_loader: Yields ``(x, y)``; batches are moved to the network's device. Arrays
+                ``(X, y)`` and data sets will do as well, as for :meth:`rgpr.RGPR.fit`.
             progress: Show a progress bar where there is a terminal.
 
         Returns:
@@ -42,7 +46,7 @@ class Detector(ABC):
         return self
 
     @torch.no_grad()
-    def score(self, x: Tensor) -> Tensor:
+    def score(self, x: Batch) -> Tensor:
         """How strange each input is: ``(B,)`` in float64.
 
         Raises:
@@ -50,37 +54,37 @@ class Detector(ABC):
             TypeError: ``x`` is not of the network's dtype.
             ValueError: ``x`` is on another device, or the features cannot be read.
         """
-        check_input(x, self.network, None)
+        check_input(x, self.network, None, measured=False)
         with evaluating(self.network):
             return self._score(x)
 
     @abstractmethod
-    def _score(self, x: Tensor) -> Tensor:
+    def _score(self, x: Batch) -> Tensor:
         """Scores, in evaluation mode and without gradients."""
         raise NotImplementedError
 
-    def _logits(self, x: Tensor) -> Tensor:
-        output = self.network(x.clone())  # the network may change its input in place
-        if not isinstance(output, Tensor) or output.dim() != 2:
-            raise TypeError("the network must return logits (B, C), one tensor; wrap one that does")
-        return output.double()
+    def _logits(self, x: Batch) -> Tensor:
+        # The network may change its input in place.
+        return outputs(self.network, copied(x)).double()
 
-    def _batches(self, loader: Iterable[Any], progress: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self, loader: Iterable[Any], progress: bool) -> Iterator[tuple[Batch, Tensor]]:
         """Checked batches of the training data, on the network's device."""
         device = network_dtype_device(self.network)[1]
         description = f"{type(self).__name__} fit"
-        shape: torch.Size | None = None
-        pairs = labelled(loader, progress=progress, description=description)
+        shape: Shape | None = None
+        loader = as_batches(loader, self.network)
+        pairs = labelled(loader, self.network, progress=progress, description=description)
         for number, (x, y) in enumerate(pairs):
             x, y = on_device(x, device), on_device(y, device)
-            check_batch(number, x, self.network, shape)
-            if y.shape != x.shape[:1] or y.is_floating_point():
+            check_batch(number, x, self.network, shape, measured=False)
+            rows = rows_of(x)
+            if y.shape != (rows,) or y.is_floating_point():
                 raise ValueError(
                     f"batch {number}: labels have dtype {y.dtype} and shape {tuple(y.shape)}; "
-                    f"expected one class index for each of {len(x)} inputs"
+                    f"expected one class index for each of {rows} inputs"
                 )
-            shape = x.shape[1:]
-            if len(x):
+            shape = shape_of(self.network, x)
+            if rows:
                 yield x, y
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from ..._network.batches import Batch
 from .base import Detector, register_detector
 
 __all__ = ["Energy"]
@@ -26,5 +27,5 @@ class Energy(Detector):
             raise ValueError(f"temperature = {temperature} must be positive")
         self.temperature = temperature
 
-    def _score(self, x: Tensor) -> Tensor:
+    def _score(self, x: Batch) -> Tensor:
         return -self.temperature * (self._logits(x) / self.temperature).logsumexp(1)

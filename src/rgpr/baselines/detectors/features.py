@@ -7,18 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..._network.batches import Batch
 from ..._network.running import watching
 from .base import Detector
 
 __all__ = ["penultimate", "watch_head"]
 
 
-def penultimate(detector: Detector, x: Tensor) -> tuple[Tensor, Tensor]:
+def penultimate(detector: Detector, x: Batch) -> tuple[Tensor, Tensor]:
     """Input of the last linear layer, ``(B, D)``, and the logits, in one pass."""
     return watch_head(detector, x)[1:]
 
 
-def watch_head(detector: Detector, x: Tensor) -> tuple[nn.Linear, Tensor, Tensor]:
+def watch_head(detector: Detector, x: Batch) -> tuple[nn.Linear, Tensor, Tensor]:
     """The last linear layer that ran, the features that went into it, and the logits, in one pass.
 
     Raises:

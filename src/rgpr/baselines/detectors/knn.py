@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..._backend.precision import full_precision
+from ..._network.batches import Batch
 from ..._network.running import evaluating
 from .base import Detector, register_detector
 from .features import penultimate
@@ -58,11 +59,11 @@ class KNN(Detector):
         self.bank = bank
         return self
 
-    def _features(self, x: Tensor) -> Tensor:
+    def _features(self, x: Batch) -> Tensor:
         features = penultimate(self, x)[0]
         return F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)))
 
-    def _score(self, x: Tensor) -> Tensor:
+    def _score(self, x: Batch) -> Tensor:
         if self.bank is None:
             raise RuntimeError("this KNN detector is not fitted; call fit(train_loader)")
         bank = self.bank

@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from ..._network.batches import Batch
 from ..._network.layers import LayerChoice, check_layers, choose_layers
 from ..._network.moments import ClassMoments
 from ..._network.representation import INPUT, Representation, names_of
@@ -98,7 +99,7 @@ class Mahalanobis(Detector):
         """Names of the hidden layers; none stands for the penultimate features."""
         return names_of(self._representations)
 
-    def _choose(self, x: Tensor) -> list[Representation]:
+    def _choose(self, x: Batch) -> list[Representation]:
         """The hidden layers; none stands for the penultimate features."""
         if self.choice is None:
             return []
@@ -110,7 +111,7 @@ class Mahalanobis(Detector):
             )
         return layers
 
-    def _read(self, x: Tensor, layers: list[Representation]) -> tuple[list[Tensor], Tensor]:
+    def _read(self, x: Batch, layers: list[Representation]) -> tuple[list[Tensor], Tensor]:
         if not layers:
             features, logits = penultimate(self, x)
             return [features.double()], logits
@@ -135,11 +136,11 @@ class Mahalanobis(Detector):
         whitening: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)
         return whitening
 
-    def _score(self, x: Tensor) -> Tensor:
+    def _score(self, x: Batch) -> Tensor:
         if not self.means:
             raise RuntimeError("this Mahalanobis detector is not fitted; call fit(train_loader)")
         features, _ = self._read(x, self._representations)
-        scores = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        scores = features[0].new_zeros(len(features[0]))
         for h, means, whitening in zip(features, self.means, self.whitenings, strict=True):
             # One class at a time: all at once would take (B, C, D).
             distances = [((h - mean) @ whitening.T).square().sum(1) for mean in means]

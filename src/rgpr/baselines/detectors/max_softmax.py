@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..._network.batches import Batch
 from ...likelihoods.labels import check_logits
 from .base import Detector, register_detector
 
@@ -18,7 +19,7 @@ class MaxSoftmax(Detector):
     scores of confident inputs are ties. Here the sum over the other classes is kept.
     """
 
-    def _score(self, x: Tensor) -> Tensor:
+    def _score(self, x: Batch) -> Tensor:
         logits = self._logits(x)
         check_logits(logits)
         top, index = logits.max(1, keepdim=True)

@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from ..._network.batches import Batch
 from ..._network.running import evaluating
 from .base import Detector, register_detector
 from .features import penultimate, watch_head
@@ -69,7 +70,7 @@ class ViM(Detector):
         self._fitted = fitted.fit_features(features, torch.cat(labels))
         return self
 
-    def _score(self, x: Tensor) -> Tensor:
+    def _score(self, x: Batch) -> Tensor:
         if self._fitted is None:
             raise RuntimeError("this ViM detector is not fitted; call fit(train_loader)")
         scores: Tensor = self._fitted.predict_features(penultimate(self, x)[0])

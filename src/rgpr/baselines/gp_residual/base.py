@@ -13,6 +13,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
 from ..._backend.precision import full_precision
+from ..._network.batches import Batch
 from ..._network.running import plain_module
 from ...posteriors.base import THROUGH_ANOTHER_LIBRARY, Posterior
 from ...posteriors.gaussian import DiagonalGaussian, Gaussian
@@ -146,7 +147,9 @@ class GPResidual(Posterior):
     def no_graph(self) -> str | None:
         return THROUGH_ANOTHER_LIBRARY
 
-    def forward(self, x: Tensor) -> Gaussian:
+    def forward(self, x: Batch) -> Gaussian:
+        if not isinstance(x, Tensor):
+            raise TypeError("a Gaussian process over the inputs takes them as one tensor")
         f = self.point(x)
         with full_precision(x):
             mean, variance = self.gps(joined(self.inputs, self.outputs, x, f))

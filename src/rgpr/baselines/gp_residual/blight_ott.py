@@ -10,6 +10,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
 from ..._network.loaders import labelled
+from ..._network.sources import as_batches, check_read_again
 from ...posteriors.gaussian_processes import regression_targets
 from .base import GPResidual
 from .kernels import rbf
@@ -53,6 +54,8 @@ class BlightOtt(GPResidual):
             )
         if degree < 0:
             raise ValueError(f"degree = {degree} must be at least 0")
+        check_read_again(train_loader, "BlightOtt.fit")
+        train_loader = as_batches(train_loader)
         pairs = list(labelled(train_loader, progress=progress, description="polynomial"))
         x, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         if not x.is_floating_point():

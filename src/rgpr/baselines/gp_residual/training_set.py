@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from ..._network.checks import check_batch, network_dtype_device
+from ..._network.kept import form_of
 from ..._network.loaders import labelled, on_device
 from ..._network.moments import Moments
 from ..._network.outputs import outputs_of
 from ..._network.running import evaluating
+from ..._network.sources import as_batches
 from ...posteriors.gaussian_processes import Batch, Units, class_labels, regression_targets
 from ...residual.coordinates import Standardizer
 
@@ -112,14 +114,20 @@ def collect(
         ValueError: Inputs or the network's outputs are not finite, or shapes do not fit.
     """
     device = network_dtype_device(network)[1]
+    loader = as_batches(loader, network)
     xs, ys, fs = [], [], []
     shape: torch.Size | None = None
     with evaluating(network):
         for number, (x, y) in enumerate(
-            labelled(loader, progress=progress, description=description)
+            labelled(loader, network, progress=progress, description=description)
         ):
             x = on_device(x, device)
             check_batch(number, x, network, shape)
+            if not isinstance(x, Tensor):
+                raise TypeError(
+                    f"batch {number} has the parts {form_of(x)}; a Gaussian process over the "
+                    "inputs takes them as one tensor"
+                )
             shape = x.shape[1:]
             f = outputs_of(network(x.clone()), x)  # the network may change its input in place
             if not bool(f.isfinite().all()):

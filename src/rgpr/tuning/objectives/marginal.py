@@ -31,7 +31,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ..._network.batches import Batch, rows_of
 from ..._network.checks import check_batch, network_dtype_device
+from ..._network.kept import joined
 from ..._network.loaders import labelled, on_device
 from ..._network.running import capture, evaluating
 from ...answers.examples import Parameters
@@ -233,16 +235,22 @@ def collect_matrices(extension: Extension, loader: Iterable[Any], progress: bool
     device = network_dtype_device(posterior.network)[1]
     coordinates = [residual.at(index) for index in range(len(extension.layers))]
     representations: list[list[Tensor]] = [[] for _ in coordinates]
-    xs: list[Tensor] = []
+    xs: list[Batch] = []
     targets: list[Tensor] = []
     means: list[Tensor] = []
     with evaluating(posterior):
         for number, (batch, target) in enumerate(
-            labelled(loader, progress=progress, description="rgpr marginal likelihood")
+            labelled(
+                loader,
+                posterior.network,
+                progress=progress,
+                description="rgpr marginal likelihood",
+            )
         ):
             x = on_device(batch, device)
-            check_batch(number, x, posterior.network, extension.input_shape)
-            if len(x) == 0:
+            measured = extension.source is None
+            check_batch(number, x, posterior.network, extension.input_shape, measured=measured)
+            if rows_of(x) == 0:
                 continue
             with capture(posterior.network, extension.representations, coordinates, x) as found:
                 gaussian: Gaussian = posterior(x)
@@ -250,10 +258,10 @@ def collect_matrices(extension: Extension, loader: Iterable[Any], progress: bool
                 parts.append(h)
             means.append(gaussian.mean.double())
             checked = extension.likelihood.target(target, gaussian.mean.shape, number)
-            targets.append(checked.to(x.device))
+            targets.append(checked.to(gaussian.mean.device))
             xs.append(x)
-            _check_size(sum(map(len, xs)), gaussian.mean.shape[1])
-        base = posterior.covariances(torch.cat(xs)).double()
+            _check_size(sum(map(rows_of, xs)), gaussian.mean.shape[1])
+        base = posterior.covariances(joined(xs)).double()
     bar = tqdm(
         representations,
         desc="rgpr kernel matrices",

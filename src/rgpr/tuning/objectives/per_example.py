@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._network.sources import check_read_again
 from ...answers.examples import Examples, Parameters, Wanted, collect
 from ...extension import Extension
 from ...noise import NoiseLoader, like_data
@@ -27,6 +28,8 @@ class PerExample(Objective):
 
     def __init__(self, extension: Extension, loader: Iterable[Any], options: Options) -> None:
         self.likelihood = extension.likelihood.name
+        if self.takes_outliers and options.ood is None:
+            check_read_again(loader, "making outliers from the validation data")
         generator = torch.Generator().manual_seed(options.seed)
         by_samples: dict[str, Any] = {"link": options.link_approx}
         if options.link_approx == "mc":
@@ -35,8 +38,14 @@ class PerExample(Objective):
         self.validation: Examples = collect(extension, loader, wanted)
         if self.takes_outliers:
             ood = options.ood
+            if ood is None and extension.source is not None:
+                raise ValueError(
+                    "the input holds ids, of which no noise can be made; pass outliers, "
+                    "ood=loader, such as texts of another kind"
+                )
             if ood is None:
-                ood = NoiseLoader(like_data, loader, seed=options.seed)
+                network = extension.posterior.network
+                ood = NoiseLoader(like_data, loader, seed=options.seed, network=network)
             # A generator may never end: as many outliers as there are examples will do.
             endless = not hasattr(ood, "__len__")
             of_outliers = Wanted(

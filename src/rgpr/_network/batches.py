@@ -1,0 +1,311 @@
+"""A batch of inputs in whatever form a network takes it: all that depends on the form is here.
+
+A batch is one tensor, a dict of tensors (also Hugging Face's ``BatchEncoding``), or a tuple of
+tensors. Its *parts* are these tensors, each with one row for every example. Those of real numbers
+are measured as the input; integers and booleans (ids, masks, positions) travel along.
+
+How a network is called follows from the signature of its ``forward``: a dict goes in by keywords if
+its keys are parameters, and otherwise as the one argument of a network that takes one; a tuple goes
+in by position.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._backend.arithmetic import pooled
+
+__all__ = [
+    "Batch",
+    "Shape",
+    "Taken",
+    "arguments",
+    "copied",
+    "dtype_of",
+    "first_part",
+    "largest",
+    "mapped",
+    "measured",
+    "named",
+    "numbers",
+    "over_positions",
+    "rows_of",
+    "run",
+    "shape_of",
+    "taken_by",
+    "unmasked",
+    "vectors",
+    "zeroed",
+]
+
+Batch = Tensor | Mapping[str, Tensor] | tuple[Tensor, ...]
+# The shape of one input: of a tensor its size; otherwise the size of each part that is measured,
+# with None where sequences may have any length.
+Shape = torch.Size | dict[str, tuple[int | None, ...]]
+
+# One where a position counts; and torch's own, True where a position is to be ignored.
+_ATTENDED = "attention_mask"
+_IGNORED = ("mask", "key_padding_mask", "src_key_padding_mask")
+
+
+# -- how a network is called ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What the ``forward`` of a network takes.
+
+    Attributes:
+        positional: Names of the parameters that can be given by position.
+        names: Names of the parameters that can be given by keyword.
+        required: Names of the parameters by position that have no default.
+        any_name: Whether it takes keywords of any name.
+        annotation: The annotation of the first parameter, as it is written.
+    """
+
+    positional: tuple[str, ...]
+    names: frozenset[str]
+    required: tuple[str, ...]
+    any_name: bool
+    annotation: str
+
+    def by_keyword(self, keys: Sequence[str]) -> bool:
+        """Whether a dict with these keys can go in by keywords."""
+        known = self.any_name or self.names.issuperset(keys)
+        return known and set(keys).issuperset(self.required)
+
+    def __str__(self) -> str:
+        names = [*self.positional, *sorted(self.names.difference(self.positional))]
+        return ", ".join([*names, *(["**"] if self.any_name else [])])
+
+
+def _taken_by(kind: type[nn.Module]) -> Taken:
+    """What networks of this class take."""
+    _, *parameters = inspect.signature(kind.forward).parameters.values()
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    positional = [p for p in parameters if p.kind in by_position]
+    first = positional[0].annotation if positional else ""
+    return Taken(
+        positional=tuple(p.name for p in positional),
+        names=frozenset(p.name for p in parameters if p.kind in by_name),
+        required=tuple(p.name for p in positional if p.default is inspect.Parameter.empty),
+        any_name=any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters),
+        annotation="" if first is inspect.Parameter.empty else str(first),
+    )
+
+
+taken_by: Callable[[type[nn.Module]], Taken] = lru_cache(maxsize=256)(_taken_by)  # type: ignore[assignment]
+
+
+def arguments(network: nn.Module, x: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and the keyword arguments that the network is called with.
+
+    Raises:
+        TypeError: The keys of a dict are not parameters of the network.
+    """
+    if isinstance(x, Tensor):
+        return (x,), {}
+    if isinstance(x, tuple):
+        return x, {}
+    taken = taken_by(type(network))
+    if taken.by_keyword(list(x)):
+        return (), dict(x)
+    if len(taken.required) == 1:
+        return (dict(x),), {}
+    raise TypeError(
+        f"the batch has the keys {list(x)} and the forward of {type(network).__name__} takes "
+        f"({taken}); leave out entries that it does not take, and name the others as it does"
+    )
+
+
+def run(network: nn.Module, x: Batch) -> Any:
+    """What the network returns for a batch."""
+    if isinstance(x, Tensor):
+        return network(x)
+    positional, keywords = arguments(network, x)
+    return network(*positional, **keywords)
+
+
+# -- parts ---------------------------------------------------------------------------------------
+
+
+def mapped(x: Batch, change: Callable[[Tensor], Any]) -> Any:
+    """A batch of the same form with every part changed."""
+    if isinstance(x, Tensor):
+        return change(x)
+    if isinstance(x, Mapping):
+        return {name: change(part) for name, part in x.items()}
+    return tuple(change(part) for part in x)
+
+
+def copied(x: Batch) -> Batch:
+    """A copy, which the network may change in place."""
+    return mapped(x, Tensor.clone)  # type: ignore[no-any-return]
+
+
+def named(network: nn.Module, x: Batch) -> dict[str, Tensor]:
+    """The parts by name: those of a tuple are called like the parameters, one tensor like nothing.
+
+    Raises:
+        TypeError: Something is no tensor.
+        ValueError: The batch is empty.
+    """
+    if isinstance(x, Tensor):
+        return {"": x}
+    if isinstance(x, Mapping):
+        parts = dict(x)
+    elif isinstance(x, tuple):
+        known = taken_by(type(network)).positional
+        parts = {known[i] if i < len(known) else str(i): part for i, part in enumerate(x)}
+    else:
+        raise TypeError(
+            f"the input is a {type(x).__name__}; expected a tensor, a dict of tensors or a tuple "
+            "of tensors"
+        )
+    for name, part in parts.items():
+        if not isinstance(part, Tensor):
+            raise TypeError(
+                f"the part '{name}' of the input is a {type(part).__name__}; expected a tensor"
+            )
+    if not parts:
+        raise ValueError("the input is empty; expected at least one tensor")
+    return parts
+
+
+def first_part(x: Batch) -> Tensor:
+    """Any of its tensors, which all have the same rows on the same device."""
+    if isinstance(x, Tensor):
+        return x
+    return next(iter(x.values())) if isinstance(x, Mapping) else x[0]
+
+
+def rows_of(x: Batch) -> int:
+    """The number of examples."""
+    return first_part(x).shape[0]
+
+
+# -- what is measured ----------------------------------------------------------------------------
+
+
+def numbers(network: nn.Module, x: Batch) -> dict[str, Tensor]:
+    """The parts of real numbers that are no masks, by name: what is measured of the input."""
+    parts = named(network, x)
+    return {
+        name: part
+        for name, part in parts.items()
+        if part.is_floating_point() and name != _ATTENDED and not _is_torch_mask(name, part)
+    }
+
+
+def _is_torch_mask(name: str, part: Tensor) -> bool:
+    """Whether True, or minus infinity, says that a position is to be ignored.
+
+    What is just called a mask may be anything, unless it is boolean.
+    """
+    return name in _IGNORED and (name != "mask" or part.dtype == torch.bool)
+
+
+def unmasked(network: nn.Module, x: Batch) -> Tensor | None:
+    """Which positions of its sequences count, ``(B, T)`` booleans, if the batch has a mask."""
+    if isinstance(x, Tensor):
+        return None
+    for name, part in named(network, x).items():
+        if part.dim() == 2 and name == _ATTENDED:
+            return part != 0
+        if part.dim() == 2 and _is_torch_mask(name, part):
+            return part == 0
+    return None
+
+
+def over_positions(h: Tensor, counted: Tensor | None) -> Tensor:
+    """The mean over those positions of a sequence ``(B, C, T)`` that count, ``(B, C)``.
+
+    Whatever is no sequence of that length comes back as it is.
+    """
+    if counted is None or h.dim() != 3 or (h.shape[0], h.shape[2]) != counted.shape:
+        return h
+    total = torch.where(counted[:, None], h, 0.0).sum(2)
+    return total / counted.sum(1, keepdim=True).clamp_min(1).to(h.dtype)
+
+
+def measured(network: nn.Module, x: Batch) -> Tensor:
+    """The input as one tensor: its one part of real numbers, or several side by side, ``(B, N)``.
+
+    Sequences with a mask are averaged over the positions that count.
+    """
+    if isinstance(x, Tensor):
+        return x
+    counted = unmasked(network, x)
+    parts = [
+        over_positions(part.transpose(1, 2), counted)
+        if counted is not None and part.dim() == 3 and part.shape[:2] == counted.shape
+        else part
+        for part in numbers(network, x).values()
+    ]
+    if len(parts) == 1 and parts[0].dim() > 1:
+        return parts[0]
+    return torch.cat([_flat(part) for part in parts], 1)
+
+
+def _flat(part: Tensor) -> Tensor:
+    """Its rows as vectors, ``(B, N)``; there may be one number in each."""
+    return part[:, None] if part.dim() == 1 else part.flatten(1)
+
+
+def vectors(h: Tensor) -> Tensor:
+    """What a module that stands in for the input gave, averaged over positions, ``(B, D)``."""
+    return pooled(h).to(h.dtype) if h.dim() > 2 else h
+
+
+def largest(network: nn.Module, x: Batch) -> Tensor:
+    """The largest size of a real number in each row, ``(B,)`` in float64; zero without any.
+
+    It is NaN where the row holds one.
+    """
+    like = first_part(x)
+    found = torch.zeros(like.shape[0], dtype=torch.float64, device=like.device)
+    for part in numbers(network, x).values():
+        found = found + _flat(part.detach()).abs().amax(1).double()
+    return found
+
+
+def zeroed(network: nn.Module, x: Batch, keep: Tensor) -> Batch:
+    """A copy whose real numbers are zero in all rows but those to ``keep``, ``(B,)``."""
+    real = {id(part) for part in numbers(network, x).values()}
+
+    def change(part: Tensor) -> Tensor:
+        if id(part) not in real:
+            return part.clone()
+        return torch.where(keep.reshape(-1, *[1] * (part.dim() - 1)), part, 0.0)
+
+    return mapped(x, change)  # type: ignore[no-any-return]
+
+
+def dtype_of(network: nn.Module, x: Batch) -> torch.dtype:
+    """The dtype of answers: that of the real numbers of the input, else that of the network."""
+    candidates = [*numbers(network, x).values(), *network.parameters(), *network.buffers()]
+    found = (tensor.dtype for tensor in candidates if tensor.is_floating_point())
+    return next(found, torch.get_default_dtype())
+
+
+def shape_of(network: nn.Module, x: Batch) -> Shape:
+    """The shape of one input; see :data:`Shape`."""
+    if isinstance(x, Tensor) and x.is_floating_point():
+        return x.shape[1:]
+    counted = unmasked(network, x)
+    free = {
+        name: part.dim() == 3 and counted is not None and part.shape[:2] == counted.shape
+        for name, part in numbers(network, x).items()
+    }
+    return {
+        name: (None, *part.shape[2:]) if free[name] else tuple(part.shape[1:])
+        for name, part in numbers(network, x).items()
+    }

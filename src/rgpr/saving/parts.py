@@ -1,0 +1,159 @@
+"""A model in pieces that can be written down: tensors by name, and a description in JSON.
+
+``model_file`` writes both into a file, and ``state`` puts them into a ``state_dict``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._network.batches import Shape
+from .._network.representation import Representation
+from ..extension import Extension
+from ..likelihoods import likelihood_named
+from ..posteriors import Posterior
+from ..residual.coordinates import Coordinates
+from ..residual.recipes import ResidualRecipe, Strategy
+from ..residual.variance import Residual
+
+__all__ = ["Parts", "complete", "describe", "part", "put_together"]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All that is kept of a fitted model.
+
+    Attributes:
+        extension: The base and its residual.
+        recipe: How the residual was made.
+        learned: Tensors that a fit or a calibration made, by name.
+        columns: Names of the columns, if the model was fitted on a frame.
+    """
+
+    extension: Extension
+    recipe: ResidualRecipe
+    learned: Mapping[str, Tensor]
+    columns: tuple[str, ...] | None = None
+
+
+def describe(parts: Parts) -> dict[str, Any]:
+    """All that is no tensor, for JSON."""
+    extension, output = parts.extension, parts.extension.posterior.output
+    every = [extension.residual.at(index) for index in range(len(extension.layers))]
+    return {
+        "posterior": extension.posterior.kind,
+        "config": extension.posterior.config(),
+        "likelihood": extension.likelihood.name,
+        "layers": extension.layers,
+        "axes": [[each.batch, each.channel, each.token] for each in extension.representations],
+        "coordinates": [coordinates.config() for coordinates in every],
+        "residual": dataclasses.asdict(parts.recipe),
+        "input_shape": _shape_to_json(extension.input_shape),
+        "nan": extension.nan,
+        "input": extension.source,
+        # A function cannot be written down: whoever has it puts it back.
+        "output": None if callable(output) else output,
+        "columns": None if parts.columns is None else list(parts.columns),
+    }
+
+
+def put_together(
+    about: Mapping[str, Any], tensors: Mapping[str, Tensor], base: nn.Module | Posterior, where: Any
+) -> Parts:
+    """The parts that were described.
+
+    Args:
+        about: What :func:`describe` gave.
+        tensors: ``posterior.*`` (but the network's), ``layer.<index>.*``, ``residual.*``,
+            ``temperature`` and ``learned.*``.
+        base: The network, or a posterior that is the right one already.
+        where: What they come from, for errors.
+
+    Raises:
+        ValueError: Something is missing, or a posterior of this kind is not known here.
+    """
+    with complete(where):
+        posterior = base if isinstance(base, Posterior) else _posterior(about, tensors, base, where)
+        if about.get("output") is not None:  # files of earlier versions know no such things
+            posterior.output = about["output"]
+        recipe = _recipe_from_json(about["residual"])
+        coordinates = [
+            Coordinates.from_saved(config, part(tensors, f"layer.{index}."))
+            for index, config in enumerate(about["coordinates"])
+        ]
+        residual = Residual(coordinates, combine=recipe.combine)
+        scales = part(tensors, "residual.")
+        for name, buffer in list(residual.named_buffers(recurse=False)):
+            if buffer is not None:
+                setattr(residual, name, scales[name].to(buffer))
+        extension = Extension(
+            posterior,
+            residual,
+            _representations(about),
+            _shape_from_json(about["input_shape"]),
+            likelihood_named(about["likelihood"]),
+            tensors["temperature"],
+            about["nan"],
+        )
+    columns = about.get("columns")
+    names = None if columns is None else tuple(columns)
+    return Parts(extension, recipe, part(tensors, "learned."), names)
+
+
+@contextmanager
+def complete(where: Any) -> Iterator[None]:
+    """Say that what was saved lacks something, where that is looked up inside of this."""
+    try:
+        yield
+    except KeyError as missing:
+        raise ValueError(f"{where} is incomplete: it has no {missing}; save it again") from missing
+
+
+def _posterior(
+    about: Mapping[str, Any], tensors: Mapping[str, Tensor], network: nn.Module, where: Any
+) -> Posterior:
+    kind = about["posterior"]
+    if kind not in Posterior.kinds:
+        raise ValueError(
+            f"{where} holds a posterior of kind '{kind}', known here: "
+            f"{sorted(Posterior.kinds)}; import the module that defines it, or upgrade rgpr"
+        )
+    return Posterior.kinds[kind].from_saved(network, about["config"], part(tensors, "posterior."))
+
+
+def _representations(about: Mapping[str, Any]) -> list[Representation]:
+    """What is read of the network; files without axes mean the usual ones."""
+    raw = [config["of"] == "raw" for config in about["coordinates"]]
+    axes = about.get("axes", [[0, 1 if each else None, None] for each in raw])
+    pairs = zip(about["layers"], axes, strict=True)
+    first, *others = [Representation(name, *own) for name, own in pairs]
+    return [dataclasses.replace(first, source=about.get("input")), *others]
+
+
+def _shape_to_json(shape: Shape) -> Any:
+    if isinstance(shape, torch.Size):
+        return list(shape)
+    return {name: list(sizes) for name, sizes in shape.items()}
+
+
+def _shape_from_json(shape: Any) -> Shape:
+    if isinstance(shape, list):
+        return torch.Size(shape)
+    return {name: tuple(sizes) for name, sizes in shape.items()}
+
+
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names start with ``prefix``, by the rest of their names."""
+    return {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}
+
+
+def _recipe_from_json(about: dict[str, Any]) -> ResidualRecipe:
+    strategies = {name: Strategy(**about[name]) for name in ("input", "hidden")}
+    return ResidualRecipe(**{**about, **strategies})
