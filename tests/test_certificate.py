@@ -553,6 +553,24 @@ def test_an_image_network_keeps_it() -> None:
     attack(model, (1, 28, 28), certificate.radius, 0.2, 10)
 
 
+@pytest.mark.parametrize("size", [3, 4])
+def test_the_head_is_found_behind_a_last_stage_of_any_size(size: int) -> None:
+    """Images of one pixel are pooled to the same numbers, which are not the same memory."""
+    network = nn.Sequential(
+        nn.Conv2d(2, 8, 2), nn.ReLU(), nn.Conv2d(8, 6, 2), nn.Sigmoid(), Pooled(), nn.Linear(6, 3)
+    )
+    model = rgpr.RGPR(network).fit([torch.randn(80, 2, size, size)])
+    assert model.layers == ["input", "1", "5:input"]
+    assert "head" in model.certify(0.05).radii
+
+
+class Pooled(nn.Module):
+    """The mean over positions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
 def test_other_bases() -> None:
     x = torch.randn(60, 4)
     members = [mlp(), mlp()]

@@ -58,9 +58,14 @@ def _head(seen: Trace) -> Call | None:
 
 
 def _adds_features(head: Call, hidden: Iterable[Call], x: Side) -> bool:
-    """Whether what goes into the head is neither the input nor one of these outputs."""
+    """Whether what goes into the head is neither the input nor one of these outputs.
+
+    Vectors that are pooled of images with one pixel hold the same numbers as these, but are other
+    memory: the certificate needs the vectors themselves.
+    """
     given = head.given
-    return not given.problem and not any(given.is_same(s) for s in (x, *(c.made for c in hidden)))
+    known = [side for side in (x, *(c.made for c in hidden)) if len(side.shape) == len(given.shape)]
+    return not given.problem and not any(given.is_same(side) for side in known)
 
 
 def _spread(seen: Trace, stages: list[Call], most: int) -> list[Call]:
