@@ -73,9 +73,12 @@ def test_auto(name: str) -> None:
 def test_auto_on_resnet18_is_the_papers_choice() -> None:
     """With the pooled output of the last stage, which is what goes into the head."""
     network = torchvision_resnet18()
-    for size in (32, 64):  # the last stage of the smaller images has one position
-        layers = chosen(network, "auto", torch.randn(2, 3, size, size))
-        assert layers == ["input", "layer1", "layer2", "layer3", "fc:input"]
+    layers = chosen(network, "auto", torch.randn(2, 3, 64, 64))
+    assert layers == ["input", "layer1", "layer2", "layer3", "fc:input"]
+    # Of images this small the last stage leaves one position: pooling changes no number, but the
+    # certificate needs the very memory that goes into the head.
+    layers = chosen(network, "auto", torch.randn(2, 3, 32, 32))
+    assert layers == ["input", "layer1", "layer2", "layer3", "fc:input"]
 
 
 def test_auto_looks_inside_a_backbone_below_a_head() -> None:
@@ -287,7 +290,8 @@ def test_a_stage_of_any_size_is_not_read_twice(size: int) -> None:
     )
     x = torch.randn(2, 1, size, size)
     # The means over its positions are something else than all of them.
-    assert chosen(network, "auto", x) == ["input", *(["1"] if size > 1 else []), "3:input"]
+    expected = ["input", "3:input"] if size == 1 else ["input", "1", "3:input"]
+    assert chosen(network, "auto", x) == expected
 
 
 def test_inputs_of_layers_by_name(tmp_path: Path) -> None:
