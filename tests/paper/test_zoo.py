@@ -14,7 +14,7 @@ from rgpr.cli import main
 from rgpr_paper.experiments import zoo
 from rgpr_paper.units import read_units
 from rgpr_paper.zoo import Entry, all_entries
-from rgpr_paper.zoo.batches import shuffled
+from rgpr_paper.zoo.batches import scrambled
 from rgpr_paper.zoo.checks import CHECKS, Subject
 from rgpr_paper.zoo.entry import register
 from rgpr_paper.zoo.measure import measure
@@ -119,10 +119,10 @@ def test_a_width_that_is_none_of_the_networks_is_noticed() -> None:
         CHECKS["widths"](replace(subject, network=network(20)))
 
 
-def test_shuffling_keeps_pixels_and_padding() -> None:
+def test_scrambling_keeps_pixels_and_padding() -> None:
     pytest.importorskip("sklearn", reason="needs the extra demo")
     pixels = images(8)().test[0]
-    mixed = shuffled(pixels)
+    mixed = scrambled(pixels)
     assert isinstance(pixels, Tensor)
     assert isinstance(mixed, Tensor)
     assert not torch.equal(mixed, pixels)
@@ -130,11 +130,11 @@ def test_shuffling_keeps_pixels_and_padding() -> None:
     assert torch.equal(mixed.flatten(1).sort(1).values, pixels.flatten(1).sort(1).values)
     words = tokens()().test[0]
     assert isinstance(words, dict)
-    moved = shuffled(words)
+    moved = scrambled(words)
     assert isinstance(moved, dict)
     assert torch.equal(moved["attention_mask"], words["attention_mask"])
     assert ((moved["input_ids"] == 0) == (words["attention_mask"] == 0)).all()
-    assert torch.equal(moved["input_ids"].sort(1).values, words["input_ids"].sort(1).values)
+    assert set(moved["input_ids"].unique().tolist()) <= set(words["input_ids"].unique().tolist())
     assert not torch.equal(moved["input_ids"], words["input_ids"])
 
 

@@ -59,12 +59,12 @@ def render(folder: Path) -> Section:
     text = (
         "One row for each architecture. `layers`: how many representations are read, the input "
         "included, and the widths of the others. `1e6 x`: the largest confidence above 1/C of "
-        "held-out inputs a million times their size. `10 x` and `shuffled`: AUROC of the score, in "
-        "per cent, held-out inputs against the same scaled by ten, and with pixels or columns "
-        "shuffled. `certificate`: the radius beyond which every input is below 1/C + 0.05, in "
-        "standard deviations of the training data. `ONNX`: the largest difference of a "
-        "probability. A dash: the check does not apply. What fails is named in the last column, "
-        "with the reason."
+        "held-out inputs a million times their size. `10 x` and `scrambled`: AUROC of the score, "
+        "in per cent, held-out inputs against the same scaled by ten, and with pixels or columns "
+        "in another order or with other words. `certificate`: the radius beyond which every input "
+        "is below 1/C + 0.05, in standard deviations of the training data. `ONNX`: the largest "
+        "difference of a probability. A dash: the check does not apply. What fails is named in the "
+        "last column, with the reason."
     )
     section = Section([Text(text)])
     section.add(*tables(units))
@@ -75,7 +75,7 @@ def render(folder: Path) -> Section:
 
 def tables(units: list[Unit]) -> list[Table]:
     """A table for each family."""
-    head = ["architecture", "data", "layers", "1e6 x", "10 x", "shuffled", "certificate", "ONNX"]
+    head = ["architecture", "data", "layers", "1e6 x", "10 x", "scrambled", "certificate", "ONNX"]
     families = sorted({unit.result["family"] for unit in units})
     return [
         Table(
@@ -108,7 +108,7 @@ def _row(row: Result) -> list[str]:
             for name, how in (
                 ("far", "{:.3f}"),
                 ("scaled", "{:.1%}"),
-                ("shuffled", "{:.1%}"),
+                ("scrambled", "{:.1%}"),
                 ("certificate", "{0[0]:.1e}"),
                 ("onnx", "{:.0e}"),
             )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Batch", "call", "changed", "rows_of", "shuffled", "taken"]
+__all__ = ["Batch", "call", "changed", "rows_of", "scrambled", "taken"]
 
 Batch = Tensor | dict[str, Tensor]
 
@@ -38,18 +38,19 @@ def taken(x: Batch, rows: Tensor | slice) -> Batch:
     return x[rows] if isinstance(x, Tensor) else {name: t[rows] for name, t in x.items()}
 
 
-def shuffled(x: Batch) -> Batch:
-    """Every example with its positions in an order of its own.
+def scrambled(x: Batch) -> Batch:
+    """Every example with its positions in an order of its own, or with other words.
 
-    An image keeps the channels of each pixel together, a table has columns for positions, and
-    a sentence keeps its padding where it is. The order depends on the number of positions alone.
+    An image keeps the channels of each pixel together, and a table has columns for positions. A
+    sentence gets words drawn evenly from those of the batch, and keeps its length: in another order
+    they would have the same mean, and a few steps teach a network little about order.
     """
     generator = torch.Generator().manual_seed(1)
     if isinstance(x, dict) and "attention_mask" in x:
-        mask = x["attention_mask"].bool()
-        keys = torch.rand(mask.shape, generator=generator).masked_fill(~mask, 2.0)
-        # Padding sorts behind every token, so tokens change places among themselves only.
-        return {**x, "input_ids": x["input_ids"].gather(1, keys.argsort(1))}
+        ids, mask = x["input_ids"], x["attention_mask"]
+        words = ids[mask.bool()].unique()
+        drawn = words[torch.randint(len(words), ids.shape, generator=generator)]
+        return {**x, "input_ids": drawn * mask}
 
     def shuffle(h: Tensor) -> Tensor:
         # Images and volumes (B, C, ...) have their positions last; sequences and tables are flat.

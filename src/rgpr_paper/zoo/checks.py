@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import rgpr
 from rgpr.metrics import auroc
 
-from .batches import Batch, call, changed, shuffled, taken
+from .batches import Batch, call, changed, scrambled, taken
 from .samples import Samples
 from .widths import representations
 
@@ -73,10 +73,10 @@ class Subject:
 
     @cached_property
     def scores(self) -> dict[str, Tensor]:
-        """Scores of held-out inputs, and of these scaled by ten and shuffled."""
+        """Scores of held-out inputs, and of the same scaled by ten and scrambled."""
         with torch.no_grad():
             scores = {"data": self.model.score(self.x)}
-            scores["shuffled"] = self.model.score(shuffled(self.x))
+            scores["scrambled"] = self.model.score(scrambled(self.x))
             if not self.samples.tokens:
                 scores["scaled"] = self.model.score(self.scaled(10.0))
         return scores
@@ -146,8 +146,8 @@ def _table(subject: Subject) -> Found:
 
 @_check("rows")
 def _rows(subject: Subject) -> Found:
-    """Probabilities of held-out inputs, and of shuffled ones, sum to one."""
-    batches = [subject.x, shuffled(subject.x)]
+    """Probabilities of held-out inputs, and of scrambled ones, sum to one."""
+    batches = [subject.x, scrambled(subject.x)]
     worst = max(float((subject.model(x).double().sum(1) - 1).abs().max()) for x in batches)
     return worst, worst <= ROWS
 
@@ -179,20 +179,20 @@ def _scaled(subject: Subject) -> Found:
     return value, value >= SCALED
 
 
-@_check("shuffled")
-def _shuffled(subject: Subject) -> Found:
-    """The score tells held-out inputs from the same with their positions shuffled."""
-    value = subject.told_apart("shuffled")
-    return value, value >= subject.samples.shuffled
+@_check("scrambled")
+def _scrambled(subject: Subject) -> Found:
+    """The score tells held-out inputs from the same with pixels, columns or words scrambled."""
+    value = subject.told_apart("scrambled")
+    return value, value >= subject.samples.scrambled
 
 
 @_check("higher")
 def _higher(subject: Subject) -> Found:
-    """Most examples have a higher score when scaled, and when shuffled, than they have."""
+    """Most examples have a higher score when scaled, and when scrambled, than they have."""
     scores = subject.scores
     shares = [
         float((scores[kind] > scores["data"]).double().mean())
-        for kind in ("scaled", "shuffled")
+        for kind in ("scaled", "scrambled")
         if kind in scores
     ]
     return min(shares), min(shares) > HIGHER

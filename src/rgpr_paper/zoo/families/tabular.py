@@ -116,7 +116,7 @@ _add(
     "breast_cancer",
     excuses={
         "count": "there is no layer between the input and the outputs",
-        "shuffled": "the input alone is read, column by column, and all columns are alike",
+        "scrambled": "the input alone is read, column by column, and all columns are alike",
     },
 )
 _add("resnet", TabularResNet, "wine")
