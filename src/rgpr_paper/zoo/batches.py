@@ -48,7 +48,7 @@ def scrambled(x: Batch) -> Batch:
     generator = torch.Generator().manual_seed(1)
     if isinstance(x, dict) and "attention_mask" in x:
         ids, mask = x["input_ids"], x["attention_mask"]
-        words = ids[mask.bool()].unique()
+        words = torch.unique(ids[mask.bool()])
         drawn = words[torch.randint(len(words), ids.shape, generator=generator)]
         return {**x, "input_ids": drawn * mask}
 

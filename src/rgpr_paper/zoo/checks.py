@@ -140,7 +140,8 @@ def _count(subject: Subject) -> Found:
 @_check("table")
 def _table(subject: Subject) -> Found:
     """`rgpr.layers` names the layers that are read before anything is fitted."""
-    table = rgpr.layers(subject.network, taken(subject.x, slice(4)))
+    example: Any = taken(subject.x, slice(4))
+    table = rgpr.layers(subject.network, example)
     return None, table.taken == subject.model.layers
 
 

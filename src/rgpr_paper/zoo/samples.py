@@ -62,14 +62,8 @@ def images(size: int, channels: int = 3, keyword: str = "") -> Callable[[], Samp
         large = F.interpolate(small, size=(size, size), mode="bilinear", align_corners=False)
         return large.expand(-1, channels, -1, -1).contiguous()
 
-    def make() -> Samples:
-        found = _digits(f"digits, {channels} x {size} x {size}", shape)
-        if not keyword:
-            return found
-        train, test = (({keyword: x}, y) for x, y in (found.train, found.test))
-        return replace(found, about=f"{found.about}, as {keyword}", train=train, test=test)
-
-    return make
+    about = f"digits, {channels} x {size} x {size}{f', as {keyword}' if keyword else ''}"
+    return partial(_digits, about, shape, keyword)
 
 
 def rows(time: int = 8) -> Callable[[], Samples]:
@@ -135,11 +129,12 @@ def table(name: str) -> Callable[[], Samples]:
     return make
 
 
-def _digits(about: str, shape: Callable[[Tensor], Tensor]) -> Samples:
+def _digits(about: str, shape: Callable[[Tensor], Tensor], keyword: str = "") -> Samples:
     x, y = _loaded("digits")
     shaped = shape(x[: _TRAIN + _TEST])
     training = shaped[:_TRAIN]
-    return _split(about, (shaped - training.mean()) / training.std(), y[: _TRAIN + _TEST])
+    scaled = (shaped - training.mean()) / training.std()
+    return _split(about, {keyword: scaled} if keyword else scaled, y[: _TRAIN + _TEST])
 
 
 def _split(about: str, x: Batch, y: Tensor) -> Samples:

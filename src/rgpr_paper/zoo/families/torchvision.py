@@ -57,7 +57,8 @@ _add("mnasnet0_5", 32)
 def _narrow(name: str, classes: int) -> nn.Module:
     """A network whose two hidden layers of 4096 units are one of 64, so that its file is small."""
     network = _by_name(name, {}, classes)
-    first = next(part for part in network.classifier.modules() if isinstance(part, nn.Linear))
+    layers = network.get_submodule("classifier").modules()
+    first = next(part for part in layers if isinstance(part, nn.Linear))
     network.classifier = nn.Sequential(
         nn.Linear(first.in_features, 64),
         nn.ReLU(inplace=True),
