@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-core nightly lint format types bench docs wheel clean
+.PHONY: help setup demo test test-core nightly zoo lint format types bench docs wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,6 +37,13 @@ test-core: ## the tests that need no extra, with rgpr installed without any in a
 
 nightly: setup ## every test, those that take minutes too
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -m ""
+
+zoo: setup ## a hundred architectures of other libraries, checked anew; an interrupted run goes on by `rgpr paper run zoo --out results`
+	$(BIN)/python -m pip install --quiet --editable '.[zoo]'
+	rm -rf results/zoo
+	$(BIN)/rgpr paper run zoo --seeds 0 --out results
+	$(BIN)/rgpr paper report --out results
+	$(BIN)/python tests/paper/test_results.py
 
 lint: setup ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -36,6 +36,7 @@ NEEDED = {
     "rgpr_paper": "the paper's experiments, which `make setup` installs",
     "scipy": "scipy, which the extra demo brings",
     "sklearn": "the extra demo",
+    "timm": "the extra zoo",
     "torchmetrics": "torchmetrics, which the extra laplace brings",
     "torchvision": "the extra train",
     "transformers": "the extra zoo",

@@ -321,6 +321,13 @@ def test_a_dict_goes_in_by_keywords_or_whole() -> None:
         arguments(TwoTensors(), {"a": x["a"], "other": x["b"]})
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_the_table_of_layers_is_what_a_model_reads(form: str) -> None:
+    kind, make = FORMS[form]
+    network, x = kind(), make(data()[0])
+    assert rgpr.layers(network, x).taken == RGPR(network).fit([x]).layers
+
+
 def test_parts_that_do_not_fit_are_refused_by_name() -> None:
     _, other, make = pair("dict")
     model = RGPR(other).fit(loaders(make)[1], progress=False)

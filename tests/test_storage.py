@@ -201,6 +201,23 @@ def test_writing_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert os.listdir(tmp_path) == ["m.safetensors"]
 
 
+def test_a_layer_may_ask_for_the_version_of_its_state(tmp_path: Path) -> None:
+    """As torchvision's MNASNet does; a file holds tensors and no versions."""
+
+    class Versioned(nn.Linear):
+        _version = 2
+
+        def _load_from_state_dict(self, state, prefix, metadata, *rest):  # type: ignore[no-untyped-def]
+            assert metadata.get("version") == 2
+            super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+    network = nn.Sequential(Versioned(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    path, model = saved(tmp_path, network)
+    x = torch.randn(5, 4)
+    twin = nn.Sequential(Versioned(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    assert torch.equal(rgpr.load(path, twin)(x), model(x))
+
+
 def test_extra_state_is_not_lost_silently(tmp_path: Path) -> None:
     class Extra(nn.Linear):
         def get_extra_state(self) -> dict[str, int]:

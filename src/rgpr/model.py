@@ -829,7 +829,9 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
             input=now.source,
         )
         model._become(parts)
-    network.load_state_dict(weights)
+    state = network.state_dict()  # with the versions of its modules, which some of them ask for
+    state.update(weights)
+    network.load_state_dict(state)
     device = network_dtype_device(network)[1]
     return model if device is None else model.to(device)
 

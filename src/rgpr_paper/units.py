@@ -49,7 +49,17 @@ __all__ = [
 GAPS = "gaps.json"
 # A unit's numbers; its arrays, if any, are the tensors under the key "arrays".
 Result = dict[str, Any]
-_PACKAGES = ("torch", "numpy", "laplace-torch", "gpytorch", "pytorch-ood", "scikit-learn")
+_PACKAGES = (
+    "torch",
+    "numpy",
+    "laplace-torch",
+    "gpytorch",
+    "pytorch-ood",
+    "scikit-learn",
+    "torchvision",
+    "timm",
+    "transformers",
+)
 
 
 @dataclass(frozen=True)

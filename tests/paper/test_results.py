@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from rgpr_paper import all_experiments
-from rgpr_paper.experiments import families, small_data, tuning, two_answers
+from rgpr_paper.experiments import families, small_data, tuning, two_answers, zoo
 from rgpr_paper.report import block_markdown, write_report
 from rgpr_paper.section import Table
 
@@ -55,12 +55,14 @@ def tables_of_the_docs() -> dict[tuple[str, str], list[Table]]:
     small = small_data.render(RESULTS / "small-data").blocks
     layers = families.render(RESULTS / "families").blocks
     objectives = tuning.render(RESULTS / "tuning").blocks
+    animals = zoo.render(RESULTS / "zoo").blocks
     return {
         ("docs/tuning.md", "tuning"): [b for b in objectives if isinstance(b, Table)][1:],
         ("README.md", "two answers"): [two_answers.summary(RESULTS / "two-answers")],
         ("docs/residuals.md", "two answers"): [b for b in answers if isinstance(b, Table)],
         ("docs/residuals.md", "families"): [b for b in layers if isinstance(b, Table)],
         ("docs/residuals.md", "small data"): [b for b in small if isinstance(b, Table)],
+        ("docs/zoo.md", "zoo"): [b for b in animals if isinstance(b, Table)],
     }
 
 

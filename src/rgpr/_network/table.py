@@ -120,7 +120,8 @@ def _row(
 ) -> LayerRow:
     shape: tuple[int | str, ...] = tuple(side.shape)
     if side.problem:
-        return LayerRow(name, kind, shape, None, False, why)
+        # The input is read whatever form it has: a network may get it by keywords.
+        return LayerRow(name, kind, shape, None, name in chosen, why)
     shape = (*shape[: side.batch], "B", *shape[side.batch + 1 :])
     axis, token = side.axis, None
     if name in chosen:
