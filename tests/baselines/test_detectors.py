@@ -380,7 +380,7 @@ def test_probabilities_are_refused() -> None:
 
 
 def test_something_else_than_logits_is_refused() -> None:
-    with pytest.raises(TypeError, match="must return logits"):
+    with pytest.raises(TypeError, match="expected a tensor of logits"):
         Energy(nn.LSTM(4, 3)).score(torch.rand(3, 4))
 
 
