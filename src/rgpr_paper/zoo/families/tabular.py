@@ -120,7 +120,13 @@ _add(
     },
 )
 _add("resnet", TabularResNet, "wine")
-_add("ft-transformer", FTTransformer, "breast_cancer", small=True)
+_add(
+    "ft-transformer",
+    FTTransformer,
+    "breast_cancer",
+    small=True,
+    excuses={"onnx": "`len(x)` makes the number of rows a constant, which `x.shape[0]` does not"},
+)
 _add("gated", Gated, "digits")
 _add(
     "self-normalising",
