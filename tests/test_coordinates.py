@@ -301,10 +301,10 @@ def test_activations_far_from_zero_keep_their_digits(seed: int, wide: bool) -> N
 
 
 def test_reductions() -> None:
-    images, tokens = torch.randn(3, 4, 5, 6), torch.randn(3, 7, 4)
+    images, tokens = torch.randn(3, 4, 5, 6), torch.randn(3, 7, 4).transpose(1, 2)
     assert torch.equal(reduce(images, "raw"), images.flatten(1))
     torch.testing.assert_close(reduce(images, "pooled"), images.mean((2, 3)))
-    torch.testing.assert_close(reduce(tokens, "pooled"), tokens.mean(1))
+    torch.testing.assert_close(reduce(tokens, "pooled"), tokens.mean(2))
     unit = reduce(images, "normalised")
     torch.testing.assert_close(unit.norm(dim=1), torch.ones(3))
     torch.testing.assert_close(reduce(1e30 * images, "normalised"), unit)

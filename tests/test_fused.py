@@ -275,7 +275,7 @@ def test_pooled(
     operations: Any, seed: int, rows: int, shape: list[int], layout: str, dtype: torch.dtype
 ) -> None:
     h = laid_out(drawn(seed, rows, *shape).to(dtype), layout)
-    expected = h.double().mean(1) if h.dim() == 3 else h.double().flatten(2).mean(2)
+    expected = h.double().flatten(2).mean(2)
     ours = operations.pooled(h)
     assert ours.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     torch.testing.assert_close(ours.double(), expected, rtol=1e-5, atol=1e-6)
@@ -285,7 +285,7 @@ def test_pooled(
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
 def test_pooled_over_more_than_a_tile(operations: Any, shape: tuple[int, ...], layout: str) -> None:
     h = laid_out(drawn(0, *shape), layout)
-    expected = h.double().mean(1) if h.dim() == 3 else h.double().mean((2, 3))
+    expected = h.double().flatten(2).mean(2)
     torch.testing.assert_close(operations.pooled(h).double(), expected, rtol=1e-5, atol=1e-6)
 
 

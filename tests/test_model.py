@@ -13,7 +13,7 @@ import rgpr
 from networks import EVERY_NETWORK, LeNet, Task, mlp
 from references import unit_variance
 from rgpr import RGPR
-from rgpr.extension import fitting
+from rgpr.extension import scales
 from rgpr.metrics import accuracy, nll
 from rgpr.posteriors.gaussian import DiagonalGaussian, Gaussian
 from rgpr.residual.variance import AT_TWICE_THE_ONSET
@@ -112,7 +112,7 @@ def test_untuned_sigma2_is_harmless(digits: Task, residual: str) -> None:
         # As many held-out inputs as were promised get the base's own answer, bit by bit. Two
         # samples of 500 scatter by one per cent around each other.
         quiet = held_out == 0
-        assert float(quiet.double().mean()) == pytest.approx(fitting._ONSET_QUANTILE, abs=0.02)
+        assert float(quiet.double().mean()) == pytest.approx(scales._ONSET_QUANTILE, abs=0.02)
         assert torch.equal(p[quiet], base[quiet])
     assert accuracy(p, digits.y) == accuracy(base, digits.y)
     assert nll(p, digits.y) < nll(base, digits.y) + 0.01

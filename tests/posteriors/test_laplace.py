@@ -120,7 +120,7 @@ def test_no_prior_precision_saves_a_broken_network() -> None:
 
 def test_what_has_no_classes_has_no_prior_precision_to_choose() -> None:
     la, x = fitted(mlp())
-    with pytest.raises(ValueError, match="expected integers from 0 to 2"):
+    with pytest.raises(ValueError, match=r"has the label 7 .* 3 classes, 0 to 2"):
         choose_prior_precision(la, [(x, torch.full((len(x),), 7))], progress=False)
     with pytest.raises(ValueError, match="grid_size = 0"):
         choose_prior_precision(la, [(x, blobs()[1])], grid_size=0, progress=False)

@@ -42,8 +42,7 @@ def inputs(
         KeyError: A dict has no entry that the network takes.
         ValueError: The loader has no batch at all, or a batch has too few tensors.
     """
-    pairs = inputs_and_targets(loader, network, progress=progress, description=description)
-    for x, _ in pairs:
+    for x, _ in _pairs(loader, network, progress=progress, description=description):
         yield x
 
 
@@ -82,14 +81,21 @@ def inputs_and_targets(
     loader: Iterable[Any], network: nn.Module | None = None, *, progress: bool, description: str
 ) -> Iterator[tuple[Batch, Tensor | None]]:
     """Inputs of every batch, and its targets where it has any; see :func:`inputs`."""
+    for x, target in _pairs(loader, network, progress=progress, description=description):
+        if target is not None and not isinstance(target, Tensor):
+            target = numbers(target)
+        yield x, target
+
+
+def _pairs(
+    loader: Iterable[Any], network: nn.Module | None, *, progress: bool, description: str
+) -> Iterator[tuple[Batch, Any]]:
+    """Inputs of every batch, and whatever stands where its target is expected."""
     while isinstance(network, nn.Sequential) and len(network):
         network = network[0]  # a sequence takes whatever its first module takes
     taken = _ONE if network is None else taken_by(type(network))
     for batch in _batches(loader, progress=progress, description=description):
-        x, target = _split(batch, taken)
-        if target is not None and not isinstance(target, Tensor):
-            target = numbers(target)
-        yield x, target
+        yield _split(batch, taken)
 
 
 def _split(batch: Any, taken: Taken) -> tuple[Batch, Any]:
