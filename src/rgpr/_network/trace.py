@@ -239,13 +239,24 @@ def _settle(side: Side, other: Side) -> None:
 
 
 def _channel_of(call: Call) -> int | None:
-    """The axis of the channels; if no one said it, as it is in the last layer inside."""
+    """The axis of the channels; if no one said it, as it is in the last layer inside.
+
+    A block that turns what this layer made, as from ``(B, C, H, W)`` to ``(B, H, W, C)``, has its
+    channels on the one axis that is as long.
+    """
     if call.made.channel is not None:
         return call.made.channel
     for inner in reversed(call.calls):
         channel = _channel_of(inner)
-        if channel is not None and inner.made.shape == call.made.shape:
+        if channel is None:
+            continue
+        if inner.made.shape == call.made.shape:
             return channel
+        if not call.made.problem and not inner.made.problem:
+            width, rest = inner.made.arranged[channel], call.made.arranged[1:]
+            if rest.count(width) == 1:
+                axis = rest.index(width) + 1
+                return -1 if axis == len(rest) else axis
     return None
 
 

@@ -34,7 +34,7 @@ def _by_name(name: str, options: dict[str, Any], classes: int) -> nn.Module:
     return network
 
 
-_TWO_HEADS = {"certificate": "two heads are averaged, and attention has no Lipschitz constant"}
+_TWO_HEADS = {"certificate": "two heads are put together, and no Lipschitz constant is known"}
 _CONVOLUTION = {"certificate": "a convolution makes the outputs, and no linear layer"}
 _OWN_LINEAR = {"certificate": "the head is timm's own kind of nn.Linear, which may do anything"}
 _TWO_TENSORS = {"widths": "a block returns two tensors: no layer declares the width of the first"}
@@ -88,6 +88,6 @@ _add("swin_tiny_patch4_window7_224", 56, img_size=56, depths=(1, 1, 2, 1), embed
 _add("tiny_vit_5m_224", 32)
 _add("davit_tiny", 64, depths=(1, 1, 2, 1), embed_dims=(24, 48, 96, 192))
 _add("focalnet_tiny_srf", 32)
-_add("volo_d1_224", 64, img_size=64)
+_add("volo_d1_224", 64, excuses=_TWO_HEADS, img_size=64)
 _add("coatnet_pico_rw_224", 32, img_size=32)
 _add("hiera_tiny_224", 64, img_size=64, stages=(1, 1, 2, 1))
