@@ -128,6 +128,12 @@ CASES: dict[str, tuple[Any, tuple[int, ...], str, tuple[int, int]]] = {
         "1",
         (0, 8),
     ),
+    "axes turned inside a block, images with channels last": (
+        lambda: [nn.Sequential(nn.Sequential(nn.Conv2d(2, 6, 1)), turn(0, 2, 3, 1)), nn.Identity()],
+        (2, 4, 4),
+        "0",
+        (0, 6),
+    ),
     "a function's output, by who reads it": (
         lambda: [Lambda(lambda x: x.sin()), nn.Conv1d(4, 5, 3)],
         (4, 9),
