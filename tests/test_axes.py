@@ -128,15 +128,9 @@ CASES: dict[str, tuple[Any, tuple[int, ...], str, tuple[int, int]]] = {
         "1",
         (0, 8),
     ),
-    "a block that turns its image": (
-        lambda: [nn.Sequential(nn.Conv2d(2, 6, 1), turn(0, 2, 3, 1))],
+    "axes turned inside a block, images with channels last": (
+        lambda: [nn.Sequential(nn.Sequential(nn.Conv2d(2, 6, 1)), turn(0, 2, 3, 1)), nn.Identity()],
         (2, 4, 4),
-        "0",
-        (0, 6),
-    ),
-    "a block that makes a sequence of its image": (
-        lambda: [nn.Sequential(nn.Conv2d(2, 6, 2), Lambda(lambda h: h.flatten(2).mT))],
-        (2, 5, 5),
         "0",
         (0, 6),
     ),

@@ -239,25 +239,18 @@ def _settle(side: Side, other: Side) -> None:
 
 
 def _channel_of(call: Call) -> int | None:
-    """The axis of the channels; if no one said it, as it is in the last layer inside.
-
-    A block that turns what this layer made, as from ``(B, C, H, W)`` to ``(B, H, W, C)``, has its
-    channels on the one axis that is as long.
-    """
-    if call.made.channel is not None:
+    """The axis of the channels; if no one said it, as it is in the last layer inside."""
+    if call.made.channel is not None or len(call.made.shape) < 3:
         return call.made.channel
     for inner in reversed(call.calls):
         channel = _channel_of(inner)
-        if channel is None:
-            continue
-        if inner.made.shape == call.made.shape:
+        if channel is not None and inner.made.shape == call.made.shape:
             return channel
-        if not call.made.problem and not inner.made.problem:
-            width, rest = inner.made.arranged[channel], call.made.arranged[1:]
-            if rest.count(width) == 1:
-                axis = rest.index(width) + 1
-                return -1 if axis == len(rest) else axis
-    return None
+    # Axes were turned around after the last layer: its channels are where their number is.
+    last = next((inner for inner in reversed(call.calls) if inner.layers), None)
+    sizes = call.made.arranged
+    axes = [] if last is None else [a for a in (1, -1) if sizes[a] == last.made.width]
+    return axes[0] if len(axes) == 1 else None
 
 
 class _Tracer:
