@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Batch", "call", "changed", "rows_of", "scrambled", "taken"]
+__all__ = ["Batch", "call", "changed", "redrawn", "rows_of", "scrambled", "taken"]
 
 Batch = Tensor | dict[str, Tensor]
 
@@ -39,18 +39,17 @@ def taken(x: Batch, rows: Tensor | slice) -> Batch:
 
 
 def scrambled(x: Batch) -> Batch:
-    """Every example with its positions in an order of its own, or with other words.
+    """Every example with its positions in an order of its own.
 
-    An image keeps the channels of each pixel together, and a table has columns for positions. A
-    sentence gets words drawn evenly from those of the batch, and keeps its length: in another order
-    they would have the same mean, and a few steps teach a network little about order.
+    An image keeps the channels of each pixel together, a table has columns for positions, and a
+    sentence keeps its padding where it is.
     """
     generator = torch.Generator().manual_seed(1)
     if isinstance(x, dict) and "attention_mask" in x:
-        ids, mask = x["input_ids"], x["attention_mask"]
-        words = torch.unique(ids[mask.bool()])
-        drawn = words[torch.randint(len(words), ids.shape, generator=generator)]
-        return {**x, "input_ids": drawn * mask}
+        hidden = x["attention_mask"] == 0
+        keys = torch.rand(hidden.shape, generator=generator).masked_fill(hidden, 2.0)
+        # Padding sorts behind every word, so words change places among themselves only.
+        return {**x, "input_ids": x["input_ids"].gather(1, keys.argsort(dim=1, stable=True))}
 
     def shuffle(h: Tensor) -> Tensor:
         # Images and volumes (B, C, ...) have their positions last; sequences and tables are flat.
@@ -59,3 +58,12 @@ def scrambled(x: Batch) -> Batch:
         return flat.gather(2, order.expand_as(flat)).reshape(h.shape)
 
     return changed(x, shuffle)
+
+
+def redrawn(x: dict[str, Tensor]) -> Batch:
+    """Sentences of the same lengths, with words drawn evenly from those of the batch."""
+    generator = torch.Generator().manual_seed(1)
+    ids, mask = x["input_ids"], x["attention_mask"]
+    words = torch.unique(ids[mask.bool()])
+    drawn = words[torch.randint(len(words), ids.shape, generator=generator)]
+    return {**x, "input_ids": drawn * mask}

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import rgpr
 from rgpr.metrics import auroc
 
-from .batches import Batch, call, changed, scrambled, taken
+from .batches import Batch, call, changed, redrawn, scrambled, taken
 from .samples import Samples
 from .widths import representations
 
@@ -30,9 +30,10 @@ __all__ = ["CHECKS", "NotApplicable", "Subject"]
 FEWEST, MOST = 3, 12
 ROWS = 1e-5
 FAR = 0.01
-SCALED = 0.95
+SCALED = 0.99
+SCRAMBLED = 0.9
 HIGHER = 0.5
-ONNX = 1e-3
+ONNX = 1e-4
 
 Found = tuple[Any, bool]
 CHECKS: dict[str, Callable[[Subject], Found]] = {}
@@ -182,9 +183,18 @@ def _scaled(subject: Subject) -> Found:
 
 @_check("scrambled")
 def _scrambled(subject: Subject) -> Found:
-    """The score tells held-out inputs from the same with pixels, columns or words scrambled."""
+    """The score tells held-out inputs from the same with positions in another order."""
     value = subject.told_apart("scrambled")
-    return value, value >= subject.samples.scrambled
+    return value, value >= SCRAMBLED
+
+
+@_check("redrawn")
+def _redrawn(subject: Subject) -> Found:
+    """The score tells held-out sentences from as long ones of words drawn at random."""
+    if not isinstance(subject.x, dict) or not subject.samples.tokens:
+        raise NotApplicable("the inputs are not made of words")
+    value = auroc(-subject.scores["data"], -subject.model.score(redrawn(subject.x)))
+    return value, value >= SCRAMBLED
 
 
 @_check("higher")

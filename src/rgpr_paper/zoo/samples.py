@@ -36,8 +36,6 @@ class Samples:
             a tensor, or a dict of tensors that the network takes by keyword.
         test: Held-out inputs and labels.
         tokens: Whether the inputs are indices, which cannot be scaled.
-        scrambled: The AUROC above which scrambled inputs must be told from held-out ones. Pixels in
-            another order are noise; columns of a table, or words, may well be a likely input.
     """
 
     about: str
@@ -45,7 +43,6 @@ class Samples:
     train: tuple[Batch, Tensor]
     test: tuple[Batch, Tensor]
     tokens: bool = False
-    scrambled: float = 0.9
 
 
 def images(size: int, channels: int = 3, keyword: str = "") -> Callable[[], Samples]:
@@ -109,7 +106,7 @@ def tokens(length: int = 16) -> Callable[[], Samples]:
         ends[:, 0] = True
         words = {"input_ids": (shades + 1) * ends, "attention_mask": ends.long()}
         whole = _split(f"digits as {length} tokens", words, y)
-        return replace(whole, tokens=True, scrambled=0.6)
+        return replace(whole, tokens=True)
 
     return make
 
@@ -124,7 +121,7 @@ def table(name: str) -> Callable[[], Samples]:
         spread, centre = x[:cut].std(0), x[:cut].mean(0)
         scaled = (x - centre) / torch.where(spread > 0, spread, 1.0)
         about = f"{name.replace('_', ' ')}, {x.shape[1]} columns"
-        return replace(_split(about, scaled, y), scrambled=0.6)
+        return _split(about, scaled, y)
 
     return make
 

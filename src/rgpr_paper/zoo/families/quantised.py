@@ -12,7 +12,7 @@ from torch.ao import quantization as _quantization
 from ..entry import Entry, register
 from ..samples import Samples, images, rows, table
 from .sequences import ONE_LAYER, Recurrent
-from .tabular import mlp
+from .tabular import COLUMNS, mlp
 
 quantization: Any = _quantization  # whose functions have no types
 
@@ -63,8 +63,9 @@ def _add(name: str, build: Any, data: Any, after: Any, excuses: dict[str, str] =
     register(Entry("quantised", name, build, data, after=after, excuses=excuses))
 
 
-_add("mlp-dynamic", lambda classes: mlp(64, classes), table("digits"), _dynamic)
-_add("mlp-static", lambda classes: mlp(64, classes), table("digits"), _static)
+_TABLE = {**_EXCUSES, **COLUMNS}
+_add("mlp-dynamic", lambda classes: mlp(64, classes), table("digits"), _dynamic, _TABLE)
+_add("mlp-static", lambda classes: mlp(64, classes), table("digits"), _static, _TABLE)
 _add("cnn-static", _convolutions, images(16, 1), _static)
 _add(
     "lstm-dynamic",

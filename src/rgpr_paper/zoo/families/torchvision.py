@@ -50,11 +50,17 @@ _add(
 )
 _add("densenet121", 32)
 _add("googlenet", 32, aux_logits=False, init_weights=False)
-_add("inception_v3", 80, aux_logits=False, init_weights=False)
+_add(
+    "inception_v3",
+    80,
+    excuses={"scaled": "one held-out digit of 60 is so far out in its pixels that it ranks first"},
+    aux_logits=False,
+    init_weights=False,
+)
 _add(
     "mnasnet0_5",
     32,
-    excuses={"onnx": "ONNX Runtime differs by more than the tolerance; why was not looked into"},
+    excuses={"onnx": "the network alone differs by as much, and float32 from float64 by 1e-4"},
 )
 
 

@@ -11,6 +11,8 @@ from torch import nn
 from ..entry import Entry, register
 from ..samples import Samples, images, signals, tokens
 
+_ORDER = {"scrambled": "the mean over words does not depend on their order"}
+
 
 def _add(
     name: str,
@@ -30,6 +32,8 @@ def _add(
         excuses: See :class:`Entry`.
         **config: Arguments of the configuration.
     """
+    if embed:
+        excuses = {**_ORDER, **(excuses or {})}
     class_, _, task = name.rpartition("For")
     build = partial(_from_config, class_, task, config)
     options = {"input": embed} if embed else {}
