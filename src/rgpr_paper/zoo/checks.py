@@ -32,7 +32,7 @@ ROWS = 1e-5
 FAR = 0.01
 SCALED = 0.95
 HIGHER = 0.5
-ONNX = 1e-3
+ONNX = 1e-4
 
 Found = tuple[Any, bool]
 CHECKS: dict[str, Callable[[Subject], Found]] = {}
