@@ -377,6 +377,25 @@ def test_auto_takes_a_users_own_activation() -> None:
     assert chosen(network, "auto", torch.randn(2, 4)) == ["input", "1"]
 
 
+def test_a_norm_after_a_block_belongs_to_the_next_stage() -> None:
+    """How large a block's output is says much about an input, and a norm takes it away."""
+    stages = OrderedDict[str, nn.Module]()
+    for number in range(3):
+        stages[f"block{number}"] = Block(6)
+        stages[f"norm{number}"] = nn.GroupNorm(1, 6)
+        stages[f"smaller{number}"] = nn.Conv2d(6, 6, 1)
+        stages[f"last_norm{number}"] = nn.GroupNorm(1, 6)
+    last = OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten(), head=nn.Linear(6, 3))
+    found = chosen(nn.Sequential(stages | last), "auto", torch.randn(8, 6, 8, 8))
+    assert found[1:] == [
+        *("block0", "last_norm0", "block1", "last_norm1", "block2"),
+        "head:input",
+    ]
+    curve = OrderedDict(one=Block(6), curve=nn.PReLU(), two=Block(6))
+    found = chosen(nn.Sequential(curve | last), "auto", torch.randn(8, 6, 8, 8))
+    assert found[1:] == ["curve", "head:input"]
+
+
 def test_auto_of_a_linear_model_is_the_input_alone() -> None:
     assert chosen(nn.Linear(4, 3), "auto", torch.randn(2, 4)) == ["input"]
     flat = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Softmax(-1))

@@ -80,7 +80,14 @@ def _setting(build: Callable[[], nn.Module], plan: TrainingPlan) -> Setting:
 _SEQUENCES = TrainingPlan.modern(augment="none", lr=2e-3, epochs=30, batch_size=256)
 
 FAMILIES = {
-    "resnet18": Family("ResNet-18", SETTINGS["cifar10"], tiny_resnet, r"layer\d\.\d", "fc"),
+    "resnet18": Family(
+        "ResNet-18",
+        SETTINGS["cifar10"],
+        tiny_resnet,
+        r"layer\d\.\d",
+        "fc",
+        extra={"automatic and the stem": ["relu", "layer1", "layer2", "layer3", "fc:input"]},
+    ),
     "mobilenet": Family(
         "MobileNetV3-small",
         _setting(mobilenet, TrainingPlan.fast(epochs=60, batch_size=512)),
@@ -94,6 +101,7 @@ FAMILIES = {
         partial(convnext, scale=0.125),
         r"features\.[0246]|features\.[1357]\.\d+",
         "classifier.2",
+        extra={"automatic and the stem": ["features.[0-6]", "classifier.2:input"]},
     ),
     "vit": Family(
         "ViT",

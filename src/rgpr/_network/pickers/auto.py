@@ -1,12 +1,14 @@
 """``layers="auto"``, which :class:`rgpr.RGPR` uses by default: three to twelve representations.
 
 A stage is a block (a submodule made of submodules, like the ``layer1`` .. ``layer4`` of a ResNet)
-or a layer with weights together with the normalisation, activation and pooling that follow it. The
-last stage makes the outputs and is left out, and so is a stem before the first of several blocks.
-Plain ``nn.Sequential`` containers are looked through. A block that holds more than half of all
-layers is opened, again and again, so that stages are spread over the depth whatever the network is
-wrapped in; of more stages than can be read, some are taken, as evenly as their depths allow. Where
-the activation is a function call, the representation is what goes into it: hooks see modules only.
+together with the activation that follows it, or a layer with weights together with the
+normalisation, activation and pooling that follow it. A normalisation after a block belongs to what
+comes next: it takes away how large the block's output is, which is a sign of strangeness. The last
+stage makes the outputs and is left out, and so is a stem before the first of several blocks. Plain
+``nn.Sequential`` containers are looked through. A block that holds more than half of all layers is
+opened, again and again, so that stages are spread over the depth whatever the network is wrapped
+in; of more stages than can be read, some are taken, as evenly as their depths allow. Where the
+activation is a function call, the representation is what goes into it: hooks see modules only.
 
 What goes into the last layer, the head, is always read: all that the network knows about an input
 passes there. It is the last stage's output itself, or takes its place under the name ``"fc:input"``
@@ -146,18 +148,28 @@ def _stages(calls: Iterable[Call], opened: set[int]) -> list[_Stage]:
                 stages[-1].output = stages[-1].output if same else call
         elif call.layers:
             stages.append(_Stage(call, call))
-        elif stages and (_refines(call) or (_pools(call) and not stages[-1].is_block)):
+        elif stages and (_activates(call) if stages[-1].is_block else _refines(call)):
             stages[-1].output = call
     return stages
+
+
+def _refines(call: Call) -> bool:
+    """Poolings, and what has the same shape in and out: normalisations and activations."""
+    return _pools(call) or _keeps_shape(call)
+
+
+def _activates(call: Call) -> bool:
+    """Activations, also a user's own: the same shape in and out, and nothing that was learnt."""
+    plain = isinstance(call.module, nn.PReLU) or next(call.module.parameters(), None) is None
+    return plain and _keeps_shape(call) and not _pools(call)
 
 
 def _pools(call: Call) -> bool:
     return type(call.module).__module__ == nn.modules.pooling.__name__
 
 
-def _refines(call: Call) -> bool:
-    """Normalisations and activations, also a user's own: same shape in and out, no weights."""
-    if _pools(call) or isinstance(call.module, _SILENT):
+def _keeps_shape(call: Call) -> bool:
+    if isinstance(call.module, _SILENT):
         return False
     return len(call.made.shape) > 0 and call.given.shape == call.made.shape
 
