@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -400,7 +401,197 @@ def test_quantised_layers_are_read() -> None:
     assert bool((model.variance(100 * x) > 0).all())
 
 
+# -- what a first look cannot tell ---------------------------------------------------------------
+
+
+class Folded(nn.Module):
+    """Frames of a video become rows of a batch, and one vector each in the end."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, channels, 3, padding=1)
+        self.curve = nn.ReLU()
+        self.second = nn.Conv2d(channels, 2 * channels, 3, padding=1)
+        self.head = nn.Linear(2 * channels, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.curve(self.first(x.flatten(0, 1)))
+        h = self.second(h).relu().mean((2, 3))
+        return self.head(h.unflatten(0, x.shape[:2]).mean(1))
+
+
+@pytest.mark.parametrize(("channels", "rows"), [(8, 8), (13, 64), (4, 13), (6, 5)])
+def test_channels_that_are_as_many_as_rows_are_no_batch(channels: int, rows: int) -> None:
+    """Or else a row's score would depend on the others."""
+    x = torch.randn(64, 5, 3, 6, 6)
+    model = RGPR(Folded(channels)).fit(list(x.split(rows)), progress=False)
+    assert model.layers == ["input", "head:input"]
+    changed = x[:8].clone()
+    changed[3] *= 50
+    moved = (model.score(changed) - model.score(x[:8])).abs() > 1e-4
+    assert moved.tolist() == [row == 3 for row in range(8)]
+    with pytest.raises(ValueError, match=r"'curve' cannot be .* shape .* for a batch of"):
+        RGPR(Folded(channels), layers=["curve"]).fit(list(x.split(rows)), progress=False)
+
+
+class Turned(nn.Module):
+    """A convolution over the steps of a sequence whose channels are last."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(width, width, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x.transpose(1, 2)).transpose(1, 2)
+
+
+@pytest.mark.parametrize("length", [12, 16, 20])
+def test_a_sequence_as_long_as_it_is_wide(length: int) -> None:
+    last = nn.Sequential(
+        nn.Linear(6, 16), Residual(Turned(16)), Residual(Turned(16)), Lambda(lambda h: h[:, -1])
+    )
+    second = nn.Sequential(
+        *(nn.Conv1d(6, 16, 1), Residual(nn.Conv1d(16, 16, 1)), Residual(nn.Conv1d(16, 16, 1))),
+        Lambda(lambda h: h[:, :, -1]),
+    )
+    for network, axis, x in ((last, 2, (20, length, 6)), (second, 1, (20, 6, length))):
+        network.append(nn.Linear(16, 3))
+        rows = {row.name: row for row in rgpr.layers(network, torch.randn(x), ["1", "2"]).rows}
+        assert (rows["1"].axis, rows["2"].axis) == (axis, axis)
+
+
+def test_a_norm_over_positions_leaves_channels_where_they_are() -> None:
+    network = nn.Sequential(
+        nn.Conv1d(3, 8, 3),
+        nn.LayerNorm(18),
+        nn.ReLU(),
+        nn.Conv1d(8, 8, 3),
+        nn.Flatten(),
+        *ending(128),
+    )
+    rows = {row.name: row for row in rgpr.layers(network, torch.randn(20, 3, 20)).rows}
+    assert (rows["2"].axis, rows["2"].width) == (1, 8)
+
+
+def test_a_position_of_a_sequence_with_its_channels_second() -> None:
+    network = nn.Sequential(nn.Conv1d(3, 8, 3), nn.ReLU(), nn.Flatten(), *ending(144))
+    x = torch.randn(40, 3, 20)
+    model = RGPR(network, layers={"1": "last"}).fit([x], progress=False)
+    h = torch.arange(6).reshape(1, 2, 3)
+    assert model._layers[1].arrange(h).tolist() == [[2, 5]]
+    rows = {row.name: row for row in rgpr.layers(network, x, {"1": "last"}).rows}
+    assert (rows["1"].axis, rows["1"].width) == (1, 8)
+
+
+class Padded(nn.Module):
+    """Torch's own transformer, which nests sequences that have a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.first, self.encoder = nn.Linear(4, 16), nn.TransformerEncoder(layer, 3)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor, src_key_padding_mask: Tensor) -> Tensor:
+        h = self.encoder(self.first(x), src_key_padding_mask=src_key_padding_mask)
+        return self.head(h[:, 0])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_sequences_are_read_without_their_padding() -> None:
+    x, lengths = torch.randn(60, 9, 4), torch.randint(2, 9, (60, 1))
+    padding = torch.arange(9)[None] >= lengths
+    batch: dict[str, Tensor] = {"x": x, "src_key_padding_mask": padding}
+    model = RGPR(Padded(), layers=["first", "encoder.layers.*", "head:input"])
+    model.fit([{**batch, "y": torch.arange(60) % 3}], progress=False)
+    other = {**batch, "x": torch.where(padding[..., None], 100 * torch.randn(x.shape), x)}
+    torch.testing.assert_close(model.score(other), model.score(batch), rtol=1e-4, atol=1e-4)
+    cut = {name: part[:5, : int(lengths[:5].max())] for name, part in batch.items()}
+    torch.testing.assert_close(model.score(cut), model.score(batch)[:5], rtol=1e-4, atol=1e-4)
+
+
+# -- where the outputs are made ------------------------------------------------------------------
+
+
+class TwoOutputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.curve = nn.Linear(4, 16), nn.Linear(16, 16), nn.ReLU()
+        self.head, self.decoder, self.other = nn.Linear(16, 3), nn.Linear(16, 40), nn.Linear(40, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.curve(self.second(self.curve(self.first(x))))
+        return self.head(h), self.other(self.decoder(h).relu())
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * x
+
+
+def test_what_runs_behind_the_outputs_is_not_read() -> None:
+    x = torch.randn(40, 4)
+    model = RGPR(TwoOutputs(), output=0).fit([x], progress=False)
+    assert model.layers == ["input", "curve#0", "curve#1"]
+    assert rgpr.layers(TwoOutputs(), x, output=0).taken == model.layers
+    scaled = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3), Scale())
+    assert RGPR(scaled).fit([x], progress=False).layers == ["input", "1"]
+
+
+@pytest.mark.parametrize("choice", ["auto", {"1": "first"}, {"1": 2}, ["3:input"]])
+def test_a_loaded_model_reads_the_same_when_it_is_fitted_again(choice: Any, tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Conv1d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+
+    x, network = torch.randn(40, 3, 20), build()
+    model = RGPR(network, layers=choice).fit([x], progress=False)
+    model.save(tmp_path / "model.safetensors")
+    loaded = rgpr.load(tmp_path / "model.safetensors", build())
+    rebuilt = RGPR(copy.deepcopy(network))
+    rebuilt.load_state_dict(model.state_dict())
+    for again in (loaded, rebuilt):
+        again.fit([x], progress=False)
+        assert again._layers == model._layers
+        assert torch.equal(again.score(x), model.score(x))
+
+
 # -- the table -----------------------------------------------------------------------------------
+
+
+def test_the_table_takes_what_fit_takes() -> None:
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    x, y = torch.randn(9, 4), torch.arange(9) % 3
+    for example in (x, x.numpy(), (x, y), [(x, y)], [{"x": x, "y": y}]):
+        assert rgpr.layers(network, example).taken == ["input", "1"]
+    with pytest.raises(TypeError, match="layers=5; expected"):
+        rgpr.layers(network, x, 5)  # type: ignore[arg-type]
+    alone = {row.name: row.why for row in rgpr.layers(network, x, "input").rows}
+    assert alone["0"] == "not read"
+
+
+def test_the_table_of_ids() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shared, self.unused = nn.Embedding(9, 6), nn.Embedding(9, 6)
+            self.inside = nn.Module()
+            self.inside.words = self.shared
+            self.hidden, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(self.hidden(self.inside.words(ids)).relu().mean(1))
+
+    ids = torch.randint(0, 9, (30, 5))
+    for name in ("shared", "inside.words"):  # a module of two names
+        table = rgpr.layers(Tied(), ids, input=name)
+        assert table.rows[0].why == f"always read: through '{name}'"
+        assert RGPR(Tied(), input=name).fit([ids], progress=False).layers == table.taken
+    with pytest.raises(ValueError, match=r"'unused' cannot .* not run; embeddings .* \['shared'\]"):
+        rgpr.layers(Tied(), ids, input="unused")
 
 
 def test_the_table_says_what_is_read_and_why() -> None:

@@ -355,12 +355,14 @@ def test_inputs_that_are_no_representation_are_refused() -> None:
     for layer, message in {
         "table": "torch.int64, not real numbers",
         "turned": r"its input has shape \(5, 2\) for a batch of 6",
-        "last": "got tuple, not a tensor",
     }.items():
         with pytest.raises(ValueError, match=f"'{layer}:input' cannot be a repr.*{message}"):
             chosen(network, [f"{layer}:input"], x)
-    # Without its input in sight, the head's features cannot be read; the stages still are.
-    assert not any(layer.endswith(":input") for layer in chosen(network, "auto", x))
+    # The head gets its input by keyword, and it is read all the same.
+    assert chosen(network, "auto", x)[-1] == "last:input"
+    model = RGPR(network).fit([x], progress=False)
+    assert "last:input" in model.layers
+    assert model.score(x).isfinite().all()
     with pytest.raises(ValueError, match="no layer 'lost:input' runs"):
         chosen(network, ["lost:input"], x)
     with pytest.raises(ValueError, match="no layer 'lost:input' runs"):

@@ -19,13 +19,13 @@ from ._backend.buffers import StableBuffers
 from ._backend.compiled import CompiledCall
 from ._network.batches import Batch, Shape, dtype_of, run
 from ._network.checks import check_input, check_source, network_dtype_device, one_of
-from ._network.layers import LayerChoice, check_layers
+from ._network.layers import LayerChoice, as_choice, check_layers
+from ._network.loaders import inputs, on_device
 from ._network.outputs import Output
 from ._network.representation import Representation, names_of
 from ._network.running import plain_module
 from ._network.sources import as_batches, check_columns
 from ._network.table import LayerTable, table_of
-from ._network.trace import few, trace
 from .answers import conformal, probabilities
 from .answers.calibration import Calibration, calibrate
 from .answers.explanation import Explanation, explain
@@ -211,9 +211,8 @@ class RGPR(StableBuffers):
                 is not finite, targets that do not fit the outputs, or a network that ends in a
                 softmax or a sigmoid; the message names the batch.
         """
-        plan = Plan(self.posterior, self._choice, self.recipe, self._likelihood, r, self.input)
         data = self._data(train_loader, y, fitted=False)
-        fitted = fit(plan, data, progress)
+        fitted = fit(self._plan(r), data, progress)
         self._columns = getattr(data, "columns", None)
         self._layers, self._input_shape = fitted.layers, fitted.shape
         self.residual = fitted.residual
@@ -226,6 +225,9 @@ class RGPR(StableBuffers):
         onset = fitted.residual.onset
         self._given_onset = None if onset is None else onset.clone()
         return self
+
+    def _plan(self, r: float = 1.0) -> Plan:
+        return Plan(self.posterior, self._choice, self.recipe, self._likelihood, r, self.input)
 
     def _data(self, source: Any, y: Any = None, *, fitted: bool = True) -> Iterable[Any]:
         """Batches of what a user passes as data, whose columns must be those of the fit."""
@@ -781,6 +783,7 @@ class RGPR(StableBuffers):
         self.posterior, self.recipe, self._columns = now.posterior, parts.recipe, parts.columns
         self._likelihood, self.nan, self.input = now.likelihood, now.nan, now.source
         self._layers, self._input_shape = list(now.representations), now.input_shape
+        self._choice = as_choice(now.representations)
         self.residual = now.residual.to(device)
         self._temperature = now.temperature.to(device)
         # A state may name these tensors alone, and none of the model's other attributes.
@@ -836,15 +839,25 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
     return model if device is None else model.to(device)
 
 
-def layers(base: Any, example: Tensor, choice: LayerChoice = "auto") -> LayerTable:
+def layers(
+    base: Any,
+    example: Any,
+    choice: LayerChoice = "auto",
+    *,
+    input: str | None = None,
+    output: Output = None,
+) -> LayerTable:
     """Every layer that runs in a network, which of them a model would read, and why; ``print`` it.
 
     Nothing is fitted: the network runs on a few rows, in evaluation mode.
 
     Args:
         base: What :class:`RGPR` takes.
-        example: A batch of inputs, best of more than one row.
+        example: A batch of inputs, best of more than one row, or anything that :meth:`RGPR.fit`
+            takes, of which the first batch is looked at.
         choice: What :class:`RGPR` would get as ``layers``.
+        input: The same as of :class:`RGPR`.
+        output: The same as of :class:`RGPR`.
 
     Example:
         >>> from torch import nn
@@ -852,14 +865,18 @@ def layers(base: Any, example: Tensor, choice: LayerChoice = "auto") -> LayerTab
         >>> print(layers(network, torch.randn(4, 3, 16)))
            name     kind     shape       channels    why
         *  input             (B, 3, 16)  axis 1: 3   always read: it carries the guarantee
-           0        Conv1d   (B, 8, 12)  axis 1: 8   between layers that are read
+           0        Conv1d   (B, 8, 12)  axis 1: 8   not read
         *  1        ReLU     (B, 8, 12)  axis 1: 8   read
-           2        Flatten  (B, 96)     axis 1: 96  between layers that are read
+           2        Flatten  (B, 96)     axis 1: 96  not read
         *  3:input  Linear   (B, 96)     axis 1: 96  read: what goes into it
            3        Linear   (B, 2)      axis 1: 2   makes the outputs
         * read: 3 of 6
     """
-    return table_of(trace(as_posterior(base).network, few(example)), choice)
+    model = RGPR(base, choice, input=input, output=output)
+    network = model.posterior.network
+    batches = inputs(as_batches(example, network), network, progress=False, description="")
+    x = on_device(next(batches), network_dtype_device(network)[1])
+    return table_of(model.posterior.look(x), model._plan().choose(x))
 
 
 def check(model: RGPR, *, seed: int = 0) -> Check:

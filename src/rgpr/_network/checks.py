@@ -115,7 +115,7 @@ def check_source(network: nn.Module, name: str | None) -> None:
     Raises:
         ValueError: Names the embeddings that there are.
     """
-    if name is None or (name and name in dict(network.named_modules())):
+    if name is None or (name and name in dict(network.named_modules(remove_duplicate=False))):
         return
     raise ValueError(
         f"input={name!r}: the network has no module of that name. Its embeddings are "

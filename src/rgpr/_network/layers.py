@@ -26,7 +26,15 @@ from .pickers import PICKERS
 from .representation import INPUT, Representation, parse_layer
 from .trace import Call, Side, Trace, few, trace
 
-__all__ = ["How", "LayerChoice", "check_layers", "choose_layers", "choose_of", "stand_in"]
+__all__ = [
+    "How",
+    "LayerChoice",
+    "as_choice",
+    "check_layers",
+    "choose_layers",
+    "choose_of",
+    "stand_in",
+]
 
 # How a layer is read: the axis of its channels, or which position of a sequence.
 How = int | str | None
@@ -79,11 +87,13 @@ def choose_layers(
 
 def stand_in(network: nn.Module, source: str, x: Batch) -> Representation:
     """The output of a module in the place of the input."""
-    seen = trace(network, few(x))
-    call = next((call for call in seen.every if call.name == source), None)
+    seen, module = trace(network, few(x)), network.get_submodule(source)
+    call = next((call for call in seen.every if call.module is module), None)
     if call is None or call.made.problem:
         why = "it does not run" if call is None else call.made.problem
-        raise ValueError(f"input={source!r} cannot stand in for the input: {why}")
+        ran = [c.name for c in seen.every if isinstance(c.module, nn.Embedding)]
+        instead = f"; embeddings that do are {list(dict.fromkeys(ran))}" if ran else ""
+        raise ValueError(f"input={source!r} cannot stand in for the input: {why}{instead}")
     return replace(seen.representation(call), name=INPUT, source=source)
 
 
@@ -97,10 +107,11 @@ def choose_of(seen: Trace, choice: LayerChoice, *, keep_last: bool = False) -> l
     for call, goes_in in _events(seen.root):
         if (id(call), goes_in) in wanted:
             side = call.given if goes_in else call.made
-            name = seen.label(call, goes_in=goes_in)
-            if side.problem:
-                raise ValueError(f"layer '{name}' cannot be a representation: {side.problem}")
             representation = seen.representation(call, goes_in=goes_in)
+            if side.problem:
+                raise ValueError(
+                    f"layer '{representation.name}' cannot be a representation: {side.problem}"
+                )
             chosen.append(_read_as(representation, side, wanted[id(call), goes_in]))
     if automatic and len(chosen) == 1:
         _warn_of_input_alone(seen)
@@ -153,7 +164,7 @@ def _read_as(representation: Representation, side: Side, how: How) -> Representa
                 f"layer '{name}' is to be read at its {how} position, but has shape {shape}, "
                 "which is no sequence"
             )
-        return replace(representation, channel=-1, token=_POSITIONS[how])
+        return replace(representation, token=_POSITIONS[how])
     axis = how + dims if how < 0 else how
     if not 0 <= axis < dims or axis == side.batch:
         raise ValueError(
@@ -161,6 +172,16 @@ def _read_as(representation: Representation, side: Side, how: How) -> Representa
             f"whose batch is axis {side.batch}"
         )
     return replace(representation, channel=axis + (axis < side.batch), token=None)
+
+
+def as_choice(read: Sequence[Representation]) -> dict[str, How]:
+    """The choice that gives just these representations, the input first, of the same network."""
+    words = {0: "first", -1: "last"}
+    choice: dict[str, How] = {}
+    for each in read[1:]:
+        axis = 0 if each.batch and each.channel == 1 else each.channel
+        choice[each.name] = axis if each.token is None else words[each.token]
+    return choice
 
 
 def _warn_of_input_alone(seen: Trace) -> None:

@@ -203,7 +203,8 @@ def capture(
     handles = []
     try:
         for module, runs in before.items():
-            handles.append(module.register_forward_pre_hook(reader.hook(runs)))
+            hook = reader.hook(runs, goes_in=True)
+            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
         for module, runs in after.items():
             handles.append(module.register_forward_hook(reader.hook(runs)))
         handles.append(network.register_forward_hook(reader.finish))
@@ -248,26 +249,29 @@ class _Reader(Generic[T]):
         else:
             self.found[index] = self._takes[index](h)
 
-    def hook(self, runs: Mapping[int, int]) -> Callable[..., None]:
+    def hook(self, runs: Mapping[int, int], *, goes_in: bool = False) -> Callable[..., None]:
         """A hook for a module, some of whose runs in a pass are representations.
 
         Each module has a hook of its own, since an exporter may call it with a stand-in for the
-        module. Before the module runs a hook gets no output, and reads what goes in.
+        module.
 
         Args:
             runs: For the number of a run, the index of the representation.
+            goes_in: Whether what goes into the module is read, before it runs.
         """
         number = itertools.count()
 
-        def read(_: nn.Module, args: Any, output: Any = None) -> None:
+        def read(h: Any) -> None:
             if self._finished or not (self._compiling or threading.get_ident() == self._owner):
                 return
             index = runs.get(next(number))
             if index is None:
                 return
-            h, layer = args if output is None else output, self._layers[index]
-            if not isinstance(h, Tensor) or h.is_quantized:
+            layer = self._layers[index]
+            if not isinstance(h, Tensor):
                 h = first_tensor(h, layer.name)
+            if h.is_quantized or h.is_nested:
+                h = dense(h, None if self.counted is None else self.counted.shape[1])
             if h.shape[layer.batch] != self._rows:
                 raise ValueError(
                     f"layer '{layer.name}' gives shape {tuple(h.shape)} for a batch of "
@@ -276,7 +280,9 @@ class _Reader(Generic[T]):
                 )
             self.take(index, h)
 
-        return read
+        if goes_in:
+            return lambda _, args, named: read(next(iter(args or named.values()), None))
+        return lambda _, args, output: read(output)
 
     def finish(self, *_: Any) -> None:
         """The pass is over; whatever this thread runs next is not read."""
@@ -285,13 +291,27 @@ class _Reader(Generic[T]):
 
 
 def first_tensor(output: Any, layer: str) -> Tensor:
-    """The representation in a module's output: itself, or the first of a tuple or of a dict.
-
-    A quantised tensor is given as real numbers.
-    """
+    """The representation in a module's output: itself, or the first of a tuple or of a dict."""
     while isinstance(output, tuple | list | Mapping) and len(output) > 0:
         output = next(iter(output.values() if isinstance(output, Mapping) else output))
     if not isinstance(output, Tensor):
         verb = "got" if layer.endswith(GOES_IN) else "returned"
         raise TypeError(f"layer '{layer}' {verb} {type(output).__name__}, not a tensor")
-    return output.dequantize() if output.is_quantized else output
+    return output
+
+
+def dense(h: Tensor, length: int | None = None) -> Tensor:
+    """Quantised numbers as real ones, and a nested tensor as one with zeros in its padding.
+
+    Args:
+        h: Any tensor. Torch's own transformer nests sequences that have a mask.
+        length: So long sequences become, where they are nested; by default as the longest.
+    """
+    if h.is_quantized:
+        return h.dequantize()
+    if not h.is_nested:
+        return h
+    padded: Tensor = h.to_padded_tensor(0.0)
+    if length is None or padded.dim() != 3:
+        return padded
+    return nn.functional.pad(padded, (0, 0, 0, length - padded.shape[1]))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .layers import LayerChoice, choose_of
 from .representation import INPUT, Representation
 from .trace import Call, Side, Trace
 
@@ -71,15 +70,18 @@ class LayerTable:
     __repr__ = __str__
 
 
-def table_of(seen: Trace, choice: LayerChoice = "auto") -> LayerTable:
+def table_of(seen: Trace, read: Sequence[Representation]) -> LayerTable:
     """The table of a network that was looked at.
 
     Args:
         seen: What a run of the network did.
-        choice: Which layers are read, as ``layers=`` of a model says it.
+        read: The representations that are read, the input first.
     """
-    chosen = {each.name: each for each in choose_of(seen, choice)}
-    rows = [_row(INPUT, "", seen.root.given, chosen, "always read: it carries the guarantee")]
+    chosen = {each.name: each for each in read}
+    chosen[INPUT] = replace(read[0], channel=None)  # every entry is a unit: no axis is special
+    source = read[0].source
+    why = "it carries the guarantee" if source is None else f"through '{source}'"
+    rows = [_row(INPUT, "", seen.root.given, chosen, f"always read: {why}")]
     _add(seen, seen.root, chosen, "", rows)
     return LayerTable(rows)
 
@@ -108,7 +110,7 @@ def _why_not(call: Call, head: bool, inside: str, below: bool) -> str:
         return call.made.problem
     if inside:
         return f"inside '{inside}'"
-    return "layers inside it are read" if below else "between layers that are read"
+    return "layers inside it are read" if below else "not read"
 
 
 def _below(call: Call) -> list[Call]:

@@ -1,7 +1,8 @@
 """What runs inside what when a network runs, how the axes of tensors lie, and what is the head.
 
-The network runs once on a few rows. Where a sequence happens to be as long as there are rows, it
-runs again with one row less, so that the axis of the batch is known and not guessed.
+The network runs once on a few rows. Where the first axis of a tensor is not the only one that is as
+long as there are rows, or is not, it runs again with another number of rows: the axis that changes
+with it is the batch, so that it is known and not guessed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .axes import says, usual
 from .batches import Batch, copied, mapped, rows_of, run
 from .representation import GOES_IN, INPUT, Representation
-from .running import evaluating, first_tensor
+from .running import dense, evaluating, first_tensor
 
 __all__ = ["Call", "Side", "Trace", "few", "linear_head", "trace"]
 
@@ -41,6 +42,7 @@ class Side:
         channel: The axis of the channels once the batch is first; ``None`` until it is known.
         problem: Why it cannot be a representation; empty if it can.
         sample: Some of its entries.
+        turned: Whether its last axis is further apart in memory than its second.
         alike: Sides that are known to have their channels on the same axis.
     """
 
@@ -49,6 +51,7 @@ class Side:
     channel: int | None = None
     problem: str = "it holds no tensor"
     sample: Tensor | None = None
+    turned: bool = False
     alike: list[Side] = field(default_factory=list)
 
     def tell(self, channel: int | None) -> None:
@@ -94,7 +97,7 @@ class Side:
             a is not None
             and b is not None
             and prod(self.shape) == prod(other.shape)
-            and self.width == other.width
+            and (len(self.shape) == len(other.shape) == 2 or self.width == other.width)
             and a.dtype == b.dtype
             and torch.equal(a, b)
         )
@@ -176,12 +179,10 @@ def _has_weights(module: nn.Module) -> bool:
         return False
     if isinstance(module, nn.GroupNorm | nn.PReLU | nn.LocalResponseNorm):
         return False
-    tensor = next(module.parameters(), None)
-    if tensor is None:
-        return callable(getattr(module, "weight", None))  # as quantised layers have it
-    weight = getattr(module, "weight", None)
-    # A vector of weights scales what it is given, as other libraries' normalisations do.
-    return not (isinstance(weight, Tensor) and weight.dim() == 1)
+    # Vectors scale and shift what they are given, as other libraries' normalisations do.
+    if any(tensor.dim() > 1 for tensor in module.parameters()):
+        return True
+    return callable(getattr(module, "weight", None))  # as quantised layers have it
 
 
 def few(x: Batch) -> Any:
@@ -198,14 +199,13 @@ def trace(network: nn.Module, x: Batch) -> Trace:
     """Run the network and write down which module ran inside which, in order."""
     seen, tracer = _run(network, x)
     if tracer.ambiguous:
-        again, tracer = _run(network, mapped(x, _other))
-        seen, other = (seen, again) if tracer.ambiguous else (again, seen)
-        for ours, theirs in zip(seen.every, other.every, strict=False):
-            _settle(ours.given, theirs.given)
-            _settle(ours.made, theirs.made)
+        again, other = _run(network, mapped(x, _other))
+        for ours, theirs in zip(seen.every, again.every, strict=False):
+            _settle(ours.given, theirs.given, "its input", (tracer.rows, other.rows))
+            _settle(ours.made, theirs.made, "its output", (tracer.rows, other.rows))
     for call in seen.every:
         if len(call.made.shape) > 2:
-            call.made.channel = _channel_of(call)
+            call.made.tell(_channel_of(call))
     return seen
 
 
@@ -232,23 +232,32 @@ def _run(network: nn.Module, x: Batch) -> tuple[Trace, _Tracer]:
     return seen, tracer
 
 
-def _settle(side: Side, other: Side) -> None:
-    """Where two axes were as long as the batch, it is the one that changed with it."""
-    if len(side.shape) == len(other.shape) > 2 and side.shape != other.shape:
-        side.batch = int(side.shape[0] == other.shape[0])
+def _settle(side: Side, other: Side, what: str, rows: tuple[int, int]) -> None:
+    """The batch is the axis that was as long as there were rows both times."""
+    if side.problem or len(side.shape) != len(other.shape) or len(side.shape) < 3:
+        return
+    axes = [a for a in (0, 1) if (side.shape[a], other.shape[a]) == rows]
+    side.batch = axes[0] if axes else side.batch
+    side.problem = "" if axes else _problem(side.shape, what, rows[0])
 
 
 def _channel_of(call: Call) -> int | None:
     """The axis of the channels; if no one said it, as it is in the last layer inside."""
-    if call.made.channel is not None or len(call.made.shape) < 3:
-        return call.made.channel
+    made, given = call.made, call.given
+    if made.channel is not None or len(made.shape) < 3:
+        return made.channel
+    square = made.arranged[1] == made.arranged[-1]
+    if square and given.shape == made.shape and given.channel is not None:
+        return given.channel  # a block that keeps the shape keeps the axes
     for inner in reversed(call.calls):
         channel = _channel_of(inner)
-        if channel is not None and inner.made.shape == call.made.shape:
-            return channel
+        if channel is not None and inner.made.shape == made.shape:
+            # Of equally long axes, the order in memory tells whether they were turned around.
+            turned = square and inner.made.turned != made.turned
+            return -channel if turned and abs(channel) == 1 else channel
     # Axes were turned around after the last layer: its channels are where their number is.
     last = next((inner for inner in reversed(call.calls) if inner.layers), None)
-    sizes = call.made.arranged
+    sizes = made.arranged
     axes = [] if last is None else [a for a in (1, -1) if sizes[a] == last.made.width]
     return axes[0] if len(axes) == 1 else None
 
@@ -264,7 +273,8 @@ class _Tracer:
         outside: A call that stands for whoever runs the network.
         every: All calls.
         linear: Calls of linear layers, with what they made and how often that had been changed.
-        ambiguous: Whether an axis beside the batch was as long as it.
+        ambiguous: Whether the second axis of a tensor was as long as the batch.
+        rows: How many rows the batch has.
     """
 
     def __init__(self, network: nn.Module, rows: int) -> None:
@@ -275,7 +285,7 @@ class _Tracer:
             for name, module in reversed(list(network.named_modules()))
             if "parametrizations" not in name.split(".")
         }
-        self._rows, self._thread = rows, threading.get_ident()
+        self.rows, self._thread = rows, threading.get_ident()
         self._runs: Counter[nn.Module] = Counter()
         self._handles: list[Any] = []
         self.outside = Call("", nn.Identity())
@@ -289,7 +299,8 @@ class _Tracer:
     def attach(self) -> None:
         """Put the hooks on."""
         for module in self._names:
-            self._handles.append(module.register_forward_pre_hook(self._before))
+            before = module.register_forward_pre_hook(self._before, with_kwargs=True)
+            self._handles.append(before)
             self._handles.append(module.register_forward_hook(self._after))
 
     def detach(self) -> None:
@@ -297,7 +308,7 @@ class _Tracer:
         for handle in self._handles:
             handle.remove()
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def _before(self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         if threading.get_ident() != self._thread:  # others may run the network meanwhile
             return
         call = Call(self._names[module], module, self._runs[module])
@@ -305,7 +316,8 @@ class _Tracer:
         self._stack[-1].calls.append(call)
         self._stack.append(call)
         self.every.append(call)
-        call.given = self._side(args, call.name + GOES_IN, "its input")
+        given = next(iter(args or named.values()), None)
+        call.given = self._side(given, call.name + GOES_IN, "its input")
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if threading.get_ident() != self._thread:
@@ -315,7 +327,7 @@ class _Tracer:
         call.layers = sum([inner.layers for inner in call.calls])
         if not call.calls:
             _leaf(call)
-        if not call.made.problem and _is_linear(module):
+        if isinstance(module, nn.Linear) and not call.made.problem and _is_linear(module):
             self.linear.append((call, output, _changes(output)))
 
     def _side(self, value: Any, layer: str, what: str) -> Side:
@@ -323,33 +335,40 @@ class _Tracer:
             h = value if isinstance(value, Tensor) else first_tensor(value, layer)
         except TypeError as error:
             return Side(problem=str(error))
-        h = h.dequantize() if h.is_quantized else h
+        h = dense(h)
         # The axes among the first two that may be the batch, of which the second needs three.
-        axes = [a for a in (0, 1) if h.dim() > 1 + a and h.shape[a] == self._rows]
-        self.ambiguous |= len(axes) > 1
-        if not axes or not h.is_floating_point():
-            return Side(h.shape, problem=_problem(h, what, self._rows))
-        side = Side(h.shape, axes[0], problem="", sample=_sampled(h.movedim(axes[0], 0)))
+        axes = [a for a in (0, 1) if h.dim() > 1 + a and h.shape[a] == self.rows]
+        self.ambiguous |= 1 in axes
+        if not h.is_floating_point():
+            return Side(h.shape, problem=f"{what} is {h.dtype}, not real numbers")
+        if not axes:
+            return Side(h.shape, problem=_problem(h.shape, what, self.rows))
+        # Some of its entries, always at the same places of a row: all of them if they are few.
+        rows = h.movedim(axes[0], 0).reshape(self.rows, -1)
+        sample = rows[:, :: max(1, -(-rows.numel() // _KEPT))].clone()
+        side = Side(h.shape, axes[0], problem="", sample=sample)
         if h.dim() > 2:
+            side.turned = h.stride(1) < h.stride(-1)
             self._sides.setdefault(h, side).join(side)
         return side
 
 
 def _leaf(call: Call) -> None:
     """Notice what a layer is, and tell whoever shares a tensor with it where its channels are."""
+    call.layers = int(_has_weights(call.module))
+    same = len(call.made.shape) > 2 and call.given.shape == call.made.shape
+    if same and not call.layers:  # an activation, or a norm, which may run over positions
+        call.made.join(call.given)
     for side in (call.given, call.made):
         if len(side.shape) > 2 and not side.problem:
             side.tell(says(call.module, side.arranged))
-    call.layers = int(_has_weights(call.module))
-    if (
-        len(call.made.shape) > 2 and call.given.shape == call.made.shape
-    ):  # as that of an activation or of a dropout
+    if same:
         call.made.join(call.given)
 
 
-def _is_linear(module: nn.Module) -> bool:
+def _is_linear(module: nn.Linear) -> bool:
     """Whether it multiplies its input by its weights, adds its bias, and does nothing else."""
-    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+    return type(module).forward is nn.Linear.forward
 
 
 def _is_same(output: Tensor, made: Tensor) -> bool:
@@ -364,21 +383,12 @@ def _changes(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _problem(h: Tensor, what: str, rows: int) -> str:
-    """Why this tensor cannot be a representation of so many rows."""
-    if not h.is_floating_point():
-        return f"{what} is {h.dtype}, not real numbers"
+def _problem(shape: tuple[int, ...], what: str, rows: int) -> str:
+    """Why a tensor of this shape cannot be a representation of so many rows."""
     return (
-        f"{what} has shape {tuple(h.shape)} for a batch of {rows}; "
+        f"{what} has shape {tuple(shape)} for a batch of {rows}; "
         "expected (B, ...) with the batch first, or (T, B, C)"
     )
-
-
-def _sampled(h: Tensor) -> Tensor:
-    """Some of its entries, always at the same places of a row: all of them if they are few."""
-    rows = h.reshape(len(h), -1)
-    step = max(1, -(-rows.numel() // _KEPT))
-    return rows[:, ::step].clone()
 
 
 def _logits(output: Any) -> Tensor | None:

@@ -65,9 +65,13 @@ class Plan:
         """The representations that are read, the input first."""
         first, *others = self.posterior.choose_layers(self.choice, x)
         if self.source is not None:
-            first = stand_in(self.posterior.network, self.source, x)
-            # What stands in for the input is no other layer.
-            others = [each for each in others if each.name.removesuffix("#0") != self.source]
+            network = self.posterior.network
+            first, module = stand_in(network, self.source, x), network.get_submodule(self.source)
+            for each in others.copy():
+                name, number, goes_in = parse_layer(each.name)
+                # What stands in for the input is no other layer, by none of its names.
+                if network.get_submodule(name) is module and number in ("", "0") and not goes_in:
+                    others.remove(each)
         elif self.recipe.input.of == "raw":
             first = replace(first, channel=1)  # every entry is a unit, in the order of the input
         return [first, *others]

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from .._backend.buffers import StableBuffers
 from .._backend.precision import full_precision
 from .._network.batches import Batch
-from .._network.layers import LayerChoice, choose_layers
+from .._network.layers import LayerChoice, choose_of
 from .._network.outputs import Output, outputs, returning
 from .._network.representation import Representation
 from .._network.running import plain_module
+from .._network.trace import Trace, few, trace
 from .gaussian import Gaussian
 
 __all__ = ["THROUGH_ANOTHER_LIBRARY", "Posterior", "as_posterior", "register_posterior"]
@@ -106,10 +107,12 @@ class Posterior(StableBuffers):
 
     def choose_layers(self, choice: LayerChoice, x: Batch) -> list[Representation]:
         """The representations that ``choice`` stands for, the input first."""
-        if self.output is None:
-            return choose_layers(self.network, choice, x)
-        with returning(self.network, self.output):  # the layer that makes the outputs is looked for
-            return choose_layers(self.network, choice, x)
+        return choose_of(self.look(x), choice)
+
+    def look(self, x: Batch) -> Trace:
+        """What runs inside the network on a few of these inputs, and which layer is the head."""
+        with returning(self.network, self.output):
+            return trace(self.network, few(x))
 
     def own_tensors(self) -> dict[str, Tensor]:
         """What is saved beside the network's own state."""

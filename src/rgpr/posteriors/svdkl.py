@@ -26,7 +26,7 @@ from .._backend.precision import full_precision
 from .._network.batches import Batch as Inputs
 from .._network.batches import Shape, rows_of, run, shape_of
 from .._network.checks import check_batch, network_dtype_device
-from .._network.layers import LayerChoice, choose_layers
+from .._network.layers import LayerChoice, choose_of
 from .._network.loaders import labelled, on_device
 from .._network.moments import Moments
 from .._network.representation import Representation
@@ -187,7 +187,7 @@ class SVDKL(Posterior):
         return DiagonalGaussian(mean.to(features.dtype), variance)
 
     def choose_layers(self, choice: LayerChoice, x: Inputs) -> list[Representation]:
-        return choose_layers(self.network, choice, x, keep_last=True)
+        return choose_of(self.look(x), choice, keep_last=True)
 
 
 @dataclass(frozen=True)

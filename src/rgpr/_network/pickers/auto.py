@@ -120,11 +120,17 @@ def _hidden(seen: Trace, keep_last: bool) -> list[Call]:
             largest
         )  # the block itself stays, for what it adds at its end
         opened.add(id(largest))
-    hidden = stages if keep_last else stages[:-1]
+    hidden = stages if keep_last else stages[: _index_of(seen.head, stages)]
     first_block = next((i for i, stage in enumerate(hidden) if stage.is_block), 0)
     if len(hidden) - first_block < _FEWEST - 1:
         first_block = 0  # too little would be left without the stem
     return [stage.output for stage in hidden[first_block:] if not stage.output.made.problem]
+
+
+def _index_of(head: Call | None, stages: list[_Stage]) -> int:
+    """Which stage makes the outputs: what runs behind it leads to other ones."""
+    holds = [head is not None and head in _finished(stage.start) for stage in stages]
+    return holds.index(True) if True in holds else -1
 
 
 def _flatten(call: Call) -> list[Call]:
