@@ -278,7 +278,15 @@ class _Reader(Generic[T]):
                     f"{self._rows}, which should be the size of axis {layer.batch}. Choose other "
                     "layers"
                 )
-            self.take(index, h)
+            if (
+                layer.plain
+                and self.counted is None
+                and not torch.is_autocast_enabled(h.device.type)
+            ):
+                self.missing.discard(index)
+                self.found[index] = self._takes[index](h)
+            else:
+                self.take(index, h)
 
         if goes_in:
             return lambda _, args, named: read(next(iter(args or named.values()), None))

@@ -335,7 +335,8 @@ class _Tracer:
             h = value if isinstance(value, Tensor) else first_tensor(value, layer)
         except TypeError as error:
             return Side(problem=str(error))
-        h = dense(h)
+        if h.is_quantized or h.is_nested:
+            h = dense(h)
         # The axes among the first two that may be the batch, of which the second needs three.
         axes = [a for a in (0, 1) if h.dim() > 1 + a and h.shape[a] == self.rows]
         self.ambiguous |= 1 in axes

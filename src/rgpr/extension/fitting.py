@@ -20,7 +20,7 @@ from .._network.layers import LayerChoice, stand_in
 from .._network.loaders import inputs_and_targets, on_device
 from .._network.outputs import outputs_of
 from .._network.processes import active, together
-from .._network.representation import INPUT, Representation
+from .._network.representation import INPUT, Representation, parse_layer
 from .._network.reservoir import Reservoir
 from .._network.running import capture, evaluating
 from ..likelihoods import Likelihood
@@ -223,7 +223,7 @@ class _Pass:
         if form != self.form:
             before = f"and those before it {self.form}; yield batches of one form"
             raise ValueError(f"batch {number} has the parts {form} {before}")
-        takes = [collector.take for collector in self.collectors]
+        takes = [c.rows_of if c.needs_classes else c.take for c in self.collectors]
         with capture(network, self.layers, takes, x) as found:
             # The network may change its input in place.
             clone = x.clone() if isinstance(x, Tensor) else batches.copied(x)

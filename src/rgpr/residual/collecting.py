@@ -44,15 +44,13 @@ class Collector:
         self._bytes = 0
 
     def take(self, h: Tensor) -> Tensor:
-        """Take in a representation, unless classes are needed; give it as :meth:`update` takes it.
+        """Take in a representation whose classes are not needed, and give it as vectors.
 
         Moments are read there and then, so a raw representation is not copied for them.
         """
-        self.dtype = h.dtype
         raw = self.moments is not None and self.strategy.of == "raw"
         rows = h if raw else self.rows_of(h)
-        if not self.needs_classes:
-            self.update(rows)
+        self.update(rows)
         return rows
 
     def rows_of(self, h: Tensor) -> Tensor:
@@ -92,7 +90,8 @@ class Collector:
         }
 
     def update(self, h: Tensor, y: Tensor | None = None, classes: int = 1) -> None:
-        """Take in a batch that was reduced, with the class of each row."""
+        """Take in a batch of vectors, with the class of each row."""
+        self.dtype = h.dtype
         exact = self.strategy.offset == 1 and self.moments is not None
         if self.moments is not None:
             self.moments.update(h, extremes=exact)
