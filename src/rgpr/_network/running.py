@@ -278,11 +278,8 @@ class _Reader(Generic[T]):
                     f"{self._rows}, which should be the size of axis {layer.batch}. Choose other "
                     "layers"
                 )
-            if (
-                layer.plain
-                and self.counted is None
-                and not torch.is_autocast_enabled(h.device.type)
-            ):
+            plain = layer.plain and self.counted is None
+            if plain and not torch.is_autocast_enabled(h.device.type):
                 self.missing.discard(index)
                 self.found[index] = self._takes[index](h)
             else:

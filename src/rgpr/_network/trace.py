@@ -327,7 +327,9 @@ class _Tracer:
         call.layers = sum([inner.layers for inner in call.calls])
         if not call.calls:
             _leaf(call)
-        if isinstance(module, nn.Linear) and not call.made.problem and _is_linear(module):
+        # It multiplies its input by its weights, adds its bias, and does nothing else.
+        linear = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+        if linear and not call.made.problem:
             self.linear.append((call, output, _changes(output)))
 
     def _side(self, value: Any, layer: str, what: str) -> Side:
@@ -365,11 +367,6 @@ def _leaf(call: Call) -> None:
             side.tell(says(call.module, side.arranged))
     if same:
         call.made.join(call.given)
-
-
-def _is_linear(module: nn.Linear) -> bool:
-    """Whether it multiplies its input by its weights, adds its bias, and does nothing else."""
-    return type(module).forward is nn.Linear.forward
 
 
 def _is_same(output: Tensor, made: Tensor) -> bool:
