@@ -37,8 +37,8 @@ def outputs_of(output: Any, x: Batch, which: Output = None) -> Tensor:
         TypeError: There is no tensor.
         ValueError: There is no such part, or its shape is not ``(B, C)``.
     """
-    taken = _written(output, which)
-    output = default_part(output) if which is None else part_of(output, which)
+    returned = output
+    output = default_part(returned) if which is None else part_of(returned, which)
     if not isinstance(output, Tensor):
         what = "output= took" if which is not None else "the network returned"
         raise TypeError(
@@ -53,6 +53,7 @@ def outputs_of(output: Any, x: Batch, which: Output = None) -> Tensor:
     if found.dim() != 2 or found.shape[0] != rows:
         dense = ""
         if found.dim() > 2 and found.shape[0] == rows:
+            taken = _written(returned, which)
             mean = f"{taken}.mean(1)" if found.dim() == 3 else f"{taken}.flatten(2).mean(2)"
             dense = (
                 ". Outputs for every pixel or token are not answered one by one. The score of the "

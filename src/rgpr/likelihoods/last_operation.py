@@ -51,24 +51,26 @@ def last_operations(run: Callable[[], Tensor]) -> frozenset[str]:
     Returns:
         Several words if its parts were made in several ways, and none if it is not known.
     """
-    with _Recorder() as recorder:
+    recorder = _Recorder()
+    with recorder:
         made = run()
     return recorder.made_by([made])
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down for each piece of memory by which operations its numbers were made."""
 
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         # Weak references, so that nothing is kept alive and no address is taken for another.
-        self._made: dict[StorageWeakRef, frozenset[str]] = {}
+        self._made: dict[StorageWeakRef | None, frozenset[str]] = {}
 
     def made_by(self, tensors: Sequence[Tensor]) -> frozenset[str]:
         """The last operations behind all of these."""
-        return frozenset().union(*(self._made.get(_memory(t), frozenset()) for t in tensors))
+        found = (self._made[memory] for memory in map(_memory, tensors) if memory in self._made)
+        return frozenset().union(*found)
 
     def __torch_dispatch__(
         self,
@@ -85,6 +87,8 @@ class _Recorder(TorchDispatchMode):
         operations = self._operations(func.__name__.split(".")[0].strip("_"), read)
         for tensor in _numbers(returned):
             memory = _memory(tensor)
+            if memory is None:
+                continue
             if memory not in before:
                 self._made[memory] = operations
             elif changes:
@@ -116,6 +120,6 @@ def _numbers(tree: Any) -> list[Tensor]:
 def _memory(tensor: Tensor) -> StorageWeakRef | None:
     """What stands for the memory of a tensor; ``None`` for one that has none of its own."""
     try:
-        return StorageWeakRef(tensor.untyped_storage())
+        return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
     except (NotImplementedError, RuntimeError):
         return None  # a sparse one, or one that another library made
