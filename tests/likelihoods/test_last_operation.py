@@ -45,6 +45,7 @@ SIGMOIDS = {
     "detached": lambda f: f.sigmoid().detach().clone(),
     "no gradients": torch.no_grad()(torch.sigmoid),
     "inference mode": torch.inference_mode()(torch.special.expit),
+    "behind a sparse matrix": lambda f: (torch.eye(len(f)).to_sparse() @ f).sigmoid(),
     "filled in": lambda f: fill(torch.zeros_like(f), f.sigmoid()),
 }
 
@@ -174,6 +175,7 @@ def test_other_ends_are_taken(end: Callable[[Tensor], Tensor]) -> None:
     [
         lambda f: torch.from_numpy(f.detach().sigmoid().numpy().copy()),
         lambda f: 1 / (1 + torch.exp(-f)),
+        torch.compile(torch.sigmoid, backend="eager", fullgraph=True),
         lambda f: torch.cat([f[:, :1].sigmoid(), 0.5 + f[:, 1:] / 100], 1),
         lambda f: f.sigmoid() * torch.tensor([0.5, 0.7, 0.9]),
     ],

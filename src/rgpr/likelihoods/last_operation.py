@@ -52,14 +52,18 @@ def last_operations(run: Callable[[], Tensor]) -> frozenset[str]:
         Several words if its parts were made in several ways, and none if it is not known.
     """
     recorder = _Recorder()
-    with recorder:
-        made = run()
+    try:
+        with recorder:
+            made = run()
+    except RuntimeError:
+        return frozenset()  # compiled parts of a network may refuse to run while they are watched
     return recorder.made_by([made])
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down for each piece of memory by which operations its numbers were made."""
 
+    # They are seen like any other operation; a network that uses them would fail otherwise.
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
