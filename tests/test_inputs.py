@@ -11,6 +11,7 @@ import re
 from collections import UserDict
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -635,6 +636,63 @@ def test_outputs_by_key_and_attribute() -> None:
     by_key = RGPR(network, output="out").fit(one, progress=False)(x)
     network.wrapped = Attributes  # type: ignore[assignment]
     torch.testing.assert_close(RGPR(network, output="out").fit(one, progress=False)(x), by_key)
+
+
+class Dense(nn.Module):
+    """Outputs for every pixel or position, in whatever ``wrap`` makes of them."""
+
+    def __init__(self, wrap: Any, image: bool) -> None:
+        super().__init__()
+        layer = nn.Conv2d(3, 4, 1) if image else nn.Conv1d(3, 4, 1)
+        self.layer, self.wrap, self.image = layer, wrap, image
+
+    def forward(self, x: Tensor) -> Any:
+        f = self.layer(x)
+        return self.wrap(f if self.image else f.transpose(1, 2))
+
+
+@pytest.mark.parametrize("image", [True, False])
+@pytest.mark.parametrize(
+    ("wrap", "output"),
+    [
+        (lambda f: f, None),
+        (lambda f: {"out": f}, "out"),
+        (lambda f: {"logits": f}, None),
+        (lambda f: SimpleNamespace(logits=f), None),
+        (lambda f: SimpleNamespace(out=f), "out"),
+        (lambda f: (f, f), 1),
+        (lambda f: (f, f), lambda o: o[0]),
+    ],
+)
+def test_the_remedy_for_dense_outputs_works(wrap: Any, output: Any, image: bool) -> None:
+    x = torch.randn(40, 3, 5, 5) if image else torch.randn(40, 3, 5)
+    network = Dense(wrap, image)
+    with pytest.raises(ValueError, match="for every pixel or token") as error:
+        RGPR(network, output=output).fit([x], progress=False)
+    remedy = re.search(r"RGPR\(network, output=.*?, likelihood='regression'\)", str(error.value))
+    assert remedy is not None
+    assert ("given stands for the function" in str(error.value)) == callable(output)
+    model = eval(remedy[0], {"RGPR": RGPR, "network": network, "given": output})
+    model.fit([x], progress=False)
+    expected = network.layer(x).flatten(2).mean(2)
+    torch.testing.assert_close(model(x)[0], expected)
+
+
+@pytest.mark.parametrize("base", ["map", "temperature"])
+def test_a_posterior_keeps_its_output(base: str) -> None:
+    posterior = BASES[base](WithAuxiliary())
+    one, _ = loaders(lambda x: x)
+    first = RGPR(posterior, output=0).fit(one, progress=False)
+    x = data(8)[0]
+    before = first(x)
+    with pytest.raises(ValueError, match=r"output=1, and this posterior already takes the part 0"):
+        RGPR(posterior, output=1)
+    torch.testing.assert_close(first(x), before)
+    RGPR(posterior, output=0)
+    fresh = BASES[base](WithAuxiliary())
+    with pytest.raises(ValueError, match="likelihood"):
+        RGPR(fresh, likelihood="nonsense", output=1)
+    assert fresh.output is None  # a model that was refused leaves nothing behind
 
 
 # -- Hugging Face --------------------------------------------------------------------------------

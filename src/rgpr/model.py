@@ -98,7 +98,7 @@ class RGPR(StableBuffers):
         output: Which part of what the network returns holds its outputs, where that is neither a
             tensor nor has ``logits``: an index, a key or the name of an attribute, or a function,
             with which the model cannot be saved. An :class:`rgpr.Posterior` keeps it as its own
-            ``output``.
+            ``output``; one that has another already is refused.
 
     Example:
         >>> from torch import nn
@@ -143,8 +143,6 @@ class RGPR(StableBuffers):
             residual = RESIDUALS[one_of("residual", residual, tuple(RESIDUALS))]
         self.recipe = residual
         self.posterior = as_posterior(base)
-        if output is not None:
-            self.posterior.output = output
         check_source(self.posterior.network, input)
         self.input = input
         fitted_for = self.posterior.likelihood
@@ -157,6 +155,15 @@ class RGPR(StableBuffers):
         self.nan = one_of("nan", nan, ("propagate", "raise"))
         self._choice = layers
         check_layers(self.posterior.network, layers)
+        if output is not None:
+            before = self.posterior.output
+            if before not in (None, output):
+                raise ValueError(
+                    f"output={output!r}, and this posterior already takes the part {before!r} of "
+                    "what its network returns, maybe for another model; make a posterior of its "
+                    "own for each model, or leave output= out"
+                )
+            self.posterior.output = output
         self._layers: list[Representation] = []
         self._input_shape: Shape | None = None
         self._columns: tuple[str, ...] | None = None

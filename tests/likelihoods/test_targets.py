@@ -204,7 +204,7 @@ def test_dense_outputs(likelihood: str) -> None:
     with pytest.raises(ValueError, match=r"\(50, 3, 8, 8\).*mean over positions.*score"):
         rgpr.RGPR(network, likelihood=likelihood).fit([x])
     tokens = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3))
-    with pytest.raises(ValueError, match=r"\(50, 2, 3\).*f\.mean\(1\).*score, p_value and flag"):
+    with pytest.raises(ValueError, match=r"\(50, 2, 3\).*o\.mean\(1\).*score, p_value and flag"):
         rgpr.RGPR(tokens, likelihood=likelihood).fit([x[:, :, 0]])
 
 

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from .batches import Batch, rows_of, run
 
-__all__ = ["Output", "outputs", "outputs_of", "part_of", "returning"]
+__all__ = ["Output", "default_part", "outputs", "outputs_of", "part_of", "returning"]
 
 # Which part of what a network returned holds its outputs: an index, a key or the name of an
 # attribute, or a function that takes it out.
 Output = int | str | Callable[[Any], Tensor] | None
+# What a remedy calls the function that the user gave.
+_GIVEN = "given"
 
 
 def outputs(network: nn.Module, x: Batch, which: Output = None) -> Tensor:
@@ -35,12 +37,8 @@ def outputs_of(output: Any, x: Batch, which: Output = None) -> Tensor:
         TypeError: There is no tensor.
         ValueError: There is no such part, or its shape is not ``(B, C)``.
     """
-    if which is not None:
-        output = part_of(output, which)
-    elif isinstance(output, Mapping) and "logits" in output:
-        output = output["logits"]
-    elif not isinstance(output, Tensor) and hasattr(output, "logits"):
-        output = output.logits
+    returned = output
+    output = default_part(returned) if which is None else part_of(returned, which)
     if not isinstance(output, Tensor):
         what = "output= took" if which is not None else "the network returned"
         raise TypeError(
@@ -55,18 +53,28 @@ def outputs_of(output: Any, x: Batch, which: Output = None) -> Tensor:
     if found.dim() != 2 or found.shape[0] != rows:
         dense = ""
         if found.dim() > 2 and found.shape[0] == rows:
-            mean = "lambda f: f.mean(1)" if found.dim() == 3 else "lambda f: f.flatten(2).mean(2)"
+            taken = _written(returned, which)
+            mean = f"{taken}.mean(1)" if found.dim() == 3 else f"{taken}.flatten(2).mean(2)"
             dense = (
                 ". Outputs for every pixel or token are not answered one by one. The score of the "
                 "whole input is there: take their mean over positions by "
-                f"RGPR(network, output={mean}, likelihood='regression'), and fit and calibrate "
-                "with inputs alone; then score, p_value and flag work"
+                f"RGPR(network, output=lambda o: {mean}, likelihood='regression'), and fit and "
+                "calibrate with inputs alone; then score, p_value and flag work"
             )
+            if callable(which):
+                dense += f". Here {_GIVEN} stands for the function that you pass as output= now"
         raise ValueError(
             f"the network returned shape {tuple(found.shape)} for {rows} inputs; "
             f"expected (B, C), one vector of outputs per input{dense}"
         )
     return found
+
+
+def default_part(output: Any) -> Any:
+    """What holds the outputs where nobody says: ``logits``, or else all that was returned."""
+    if isinstance(output, Mapping):
+        return output.get("logits", output)
+    return output if isinstance(output, Tensor) else getattr(output, "logits", output)
 
 
 def part_of(output: Any, which: Output) -> Any:
@@ -83,6 +91,19 @@ def part_of(output: Any, which: Output) -> Any:
         raise ValueError(
             f"output={which!r} is no part of what the network returned: {_described(output)}"
         ) from None
+
+
+def _written(output: Any, which: Output) -> str:
+    """The part that holds the outputs, as Python takes it out of what was returned, ``o``."""
+    if callable(which):
+        return f"{_GIVEN}(o)"
+    if which is None:
+        if default_part(output) is output:
+            return "o"
+        which = "logits"
+    if isinstance(which, str) and not isinstance(output, Mapping):
+        return f"o.{which}"
+    return f"o[{which!r}]"
 
 
 def _described(output: Any) -> str:

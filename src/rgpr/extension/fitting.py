@@ -265,25 +265,20 @@ class _Pass:
         """The number of the base's outputs, once they are known to be what they should be."""
         posterior = self._plan.posterior
         if posterior.mean_parts() is None:  # what its network returns may be features
-            x = batches.mapped(x, lambda part: part[:_LOOKED_AT].clone())
-            with evaluating(posterior):
-                gaussian: Gaussian = posterior(x)
-            outputs = gaussian.mean
+            outputs = self._outputs_of_few(x)
         else:
             outputs = outputs_of(output, x, posterior.output)
-        self._plan.likelihood.check_outputs(outputs, lambda: self._with_gradients(x))
+        self._plan.likelihood.check_outputs(outputs, lambda: self._outputs_of_few(x))
         return outputs.shape[1]
 
-    def _with_gradients(self, x: batches.Batch) -> Tensor:
-        """Outputs for a few rows that know by which operations they were made."""
-
-        def few(part: Tensor) -> Tensor:
-            part = part[:_LOOKED_AT].clone()
-            # Times one, because a leaf cannot be changed in place.
-            return part.requires_grad_() * 1 if part.is_floating_point() else part
-
-        posterior, x = self._plan.posterior, batches.mapped(x, few)
+    def _outputs_of_few(self, x: batches.Batch) -> Tensor:
+        """The base's outputs for a few rows, from a pass of their own."""
+        posterior = self._plan.posterior
+        x = batches.mapped(x, lambda part: part[:_LOOKED_AT].clone())
         with evaluating(posterior):
+            if posterior.mean_parts() is None:
+                gaussian: Gaussian = posterior(x)
+                return gaussian.mean
             return outputs_of(batches.run(posterior.network, x), x, posterior.output)
 
     def _check_sums(self, last: int) -> None:

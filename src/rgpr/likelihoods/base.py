@@ -52,7 +52,7 @@ class Likelihood(ABC):
 
         Args:
             outputs: The network's outputs for a batch, ``(B, C)``.
-            again: Gives the outputs of a few rows once more, with the graph of their gradients.
+            again: Gives the outputs of a few rows once more, from a pass of its own.
 
         Raises:
             ValueError: The message says which part of the network to leave out.

@@ -8,6 +8,7 @@ a log-softmax over the last axis, and the log-likelihood of an example is the su
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
@@ -17,26 +18,20 @@ from torch import Tensor
 
 from ..metrics import accuracy, ece, nll
 from .base import Likelihood
+from .last_operation import last_operations
 
 __all__ = ["LabelLikelihood", "check_logits", "of_target"]
 
-# What torch calls operations that only give the same numbers another shape or dtype.
-_SHAPES = {
-    "View",
-    "UnsafeView",
-    "Reshape",
-    "ReshapeAlias",
-    "Squeeze",
-    "Unsqueeze",
-    "Select",
-    "Slice",
-}
-_SHAPES |= {"Clone", "ToCopy"}
 _SQUASHED = {
     "Sigmoid": "a sigmoid",
     "Hardsigmoid": "a hard sigmoid",
     "LogSigmoid": "the logarithm of a sigmoid",
+    "Softmax": "a softmax",
 }
+# Last operations of which probabilities are made by hand.
+_DOUBTFUL = {*_SQUASHED, "exp", "reciprocal"}
+# What makes logits of probabilities, as a user writes it.
+_LOGIT = "lambda p: p.logit(1e-6)"
 
 
 class LabelLikelihood(Likelihood):
@@ -96,15 +91,27 @@ class LabelLikelihood(Likelihood):
         if not bool(inside.all() | (outputs <= 0).all()):
             return
         # A trained network's logits may lie in [0, 1] by chance, so values alone prove nothing.
-        with torch.enable_grad():
-            last = _last_operation(again())
-        if last in _SQUASHED:
-            several = "" if outputs.shape[1] == 1 else " and say likelihood='multilabel'"
-            raise ValueError(
-                f"the network ends in {_SQUASHED[last]}; the residual works on logits. Leave it "
-                f"out (train with BCEWithLogitsLoss, or drop the last module){several}"
+        last = last_operations(again)
+        squashed = sorted(_SQUASHED.keys() & last)
+        if squashed and len(squashed) == len(last):
+            raise ValueError(_ends_in(squashed[0], outputs.shape[1]))
+        if last == {"LogSoftmax"}:
+            if outputs.shape[1] == 1:
+                raise ValueError(
+                    "the network returns one column of a log-softmax, the logarithm of a "
+                    "probability; the residual works on logits. Return all columns, or the logits"
+                )
+            self._check_last("LogSoftmax")
+        if bool(inside.all()) and (not last or last & _DOUBTFUL):
+            warnings.warn(
+                "all outputs of the first batch lie between 0 and 1, as probabilities do, and how "
+                "the network makes them could not be seen; the residual works on logits. If they "
+                "are probabilities, leave out what makes them so, or pass RGPR(network, "
+                f"output={_LOGIT}). If they are numbers to predict, say likelihood='regression'. "
+                "If they are logits, nothing is wrong; warnings.filterwarnings('ignore', "
+                "'all outputs of the first batch') silences this",
+                stacklevel=2,
             )
-        self._check_last(last)
 
     def _check_last(self, last: str) -> None:
         """Refuse other last operations."""
@@ -131,15 +138,12 @@ def of_target(table: Tensor, target: Tensor) -> Tensor:
     return table.gather(-1, target[..., None])[..., 0]
 
 
-def _last_operation(outputs: Tensor) -> str:
-    """What torch calls the last operation that made the outputs; empty if it does not know.
-
-    Autograd writes down every operation, so a function is seen as well as a module.
-    """
-    made = outputs.grad_fn
-    while made is not None:
-        name = made.name().removeprefix("torch::autograd::").split("Backward")[0]
-        if name not in _SHAPES:
-            return name
-        made = made.next_functions[0][0]
-    return ""
+def _ends_in(last: str, columns: int) -> str:
+    """The error for a network with so many outputs whose last operation squashes them."""
+    loss, more = "BCEWithLogitsLoss", "" if columns == 1 else " and say likelihood='multilabel'"
+    if last == "Softmax":
+        loss, more = "CrossEntropyLoss", " and return the logits of all classes"
+    return (
+        f"the network ends in {_SQUASHED[last]}; the residual works on logits. Leave it out "
+        f"(train with {loss}, or drop the last module){more}"
+    )
