@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -20,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .axes import says, usual
 from .batches import Batch, copied, mapped, rows_of, run
+from .outputs import default_part
 from .representation import GOES_IN, INPUT, Representation
 from .running import dense, evaluating, first_tensor
 
@@ -221,13 +221,14 @@ def _run(network: nn.Module, x: Batch) -> tuple[Trace, _Tracer]:
             tracer.attach()
             # It may change its input in place.
             returned = network(x.clone()) if isinstance(x, Tensor) else run(network, copied(x))
-            output = _logits(returned)
+            output = default_part(returned)
         finally:
             tracer.detach()
     seen = Trace(network, x, tracer.outside.calls[0], tracer.every[1:])
     for call, made, changes in tracer.linear:
         # The very memory, which no operation in place has changed since.
-        if output is not None and _is_same(output, made) and _changes(made) == changes:
+        same = isinstance(output, Tensor) and _is_same(output, made)
+        if same and _changes(made) == changes:
             seen.head = call
     return seen, tracer
 
@@ -387,12 +388,3 @@ def _problem(shape: tuple[int, ...], what: str, rows: int) -> str:
         f"{what} has shape {tuple(shape)} for a batch of {rows}; "
         "expected (B, ...) with the batch first, or (T, B, C)"
     )
-
-
-def _logits(output: Any) -> Tensor | None:
-    """The tensor that the predictions are made of in what a network returned, if there is one."""
-    if isinstance(output, Mapping):
-        output = output.get("logits")
-    elif not isinstance(output, Tensor):
-        output = getattr(output, "logits", None)
-    return output if isinstance(output, Tensor) else None
