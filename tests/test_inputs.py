@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from collections import UserDict
 from collections.abc import Callable
 from pathlib import Path
@@ -307,10 +308,74 @@ def test_a_loader_is_split_by_the_networks_signature() -> None:
     assert list(split({"a": a, "b": b, "label": y}, OneDict())[0]) == ["a", "b"]
     with pytest.raises(KeyError, match=r"keys \['a', 'c'\].*takes \(a, b\)"):
         split({"a": a, "c": b}, TwoTensors())
-    with pytest.raises(ValueError, match=r"1 tensors and the network takes 2, \(a, b\)"):
+    with pytest.raises(ValueError, match=r"1 tensor and the network takes 2, \(a, b\)"):
         split((a,), TwoTensors())
+    with pytest.raises(ValueError, match=r"1 tensor and the network takes 2, \(a, b\)"):
+        split(a, TwoTensors())
     with pytest.raises(KeyError, match=r"'foo'.*takes \(input\)"):
         split({"foo": a}, nn.Sequential(nn.Linear(2, 3)))
+
+
+class Optional(OneTensor):
+    def forward(self, x, lengths=None):  # type: ignore[no-untyped-def]
+        return super().forward(x)
+
+
+class AnyNumber(OneTensor):
+    def forward(self, *xs):  # type: ignore[no-untyped-def]
+        return super().forward(xs[0])
+
+
+class OwnForward(nn.Sequential):
+    """A sequence whose own forward takes two."""
+
+    def forward(self, a, b):  # type: ignore[no-untyped-def]
+        return super().forward(torch.cat([a, b], 1))
+
+
+class Targets(OneTensor):
+    def forward(self, x, y):  # type: ignore[no-untyped-def]
+        return super().forward(x) + y
+
+
+@pytest.mark.parametrize("network", [Optional(), AnyNumber()])
+def test_where_the_inputs_end_is_not_guessed(network: nn.Module) -> None:
+    x, y = data()
+    lengths = torch.full((120,), 3)
+    with pytest.raises(ValueError, match=r"3 tensors and forward takes \(.*Yield \(\("):
+        RGPR(network).fit([(x, lengths, y)])
+    for batch in ((x, y), ((x, lengths), y), (x, y, ["name"] * 120)):
+        pairs = inputs_and_targets([batch], network, progress=False, description="")
+        assert next(pairs)[1] is y
+
+
+def test_the_networks_own_signature_is_read() -> None:
+    def split(batch: Any, network: nn.Module) -> Any:
+        return next(inputs_and_targets([batch], network, progress=False, description=""))
+
+    a, b, y = torch.randn(4, 2), torch.randn(4, 3), torch.arange(4)
+    x, target = split((a, b, y), OwnForward(nn.Linear(5, 3)))
+    assert x[1] is b
+    assert target is y
+    # What forward requires is an input, whatever it is called.
+    x, target = split({"x": a, "y": b, "label": y}, Targets())
+    assert x["y"] is b
+    assert target is y
+    with pytest.warns(UserWarning, match=r"goes in as 'b' and there are no targets.*None\)"):
+        split((a, y), TwoTensors())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert split(((a, y), None), TwoTensors())[0][1] is y
+    with pytest.raises(ValueError, match=r"bracket of 2 tensors.*\(x\).*forward\(self, \*tensors"):
+        split(([a, a], y), OneTensor())
+
+
+def test_a_usual_name_in_fit_and_in_a_call() -> None:
+    x, y = data()
+    model = RGPR(OneTensor()).fit([{"image": x, "label": y}])
+    for given in ({"image": x}, {"image": x, "label": y}):
+        torch.testing.assert_close(model(given), model(x))
+        torch.testing.assert_close(model.score(given), model.score(x))
 
 
 def test_a_dict_goes_in_by_keywords_or_whole() -> None:

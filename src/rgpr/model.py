@@ -23,7 +23,7 @@ from ._network.layers import LayerChoice, check_layers
 from ._network.outputs import Output
 from ._network.representation import Representation, names_of
 from ._network.running import plain_module
-from ._network.sources import as_batches, check_columns
+from ._network.sources import Batches, as_batches, check_columns
 from ._network.table import LayerTable, table_of
 from ._network.trace import few, trace
 from .answers import conformal, probabilities
@@ -214,7 +214,7 @@ class RGPR(StableBuffers):
         plan = Plan(self.posterior, self._choice, self.recipe, self._likelihood, r, self.input)
         data = self._data(train_loader, y, fitted=False)
         fitted = fit(plan, data, progress)
-        self._columns = getattr(data, "columns", None)
+        self._columns = data.columns if isinstance(data, Batches) else None
         self._layers, self._input_shape = fitted.layers, fitted.shape
         self.residual = fitted.residual
         for name in _LEARNED:
@@ -229,7 +229,7 @@ class RGPR(StableBuffers):
 
     def _data(self, source: Any, y: Any = None, *, fitted: bool = True) -> Iterable[Any]:
         """Batches of what a user passes as data, whose columns must be those of the fit."""
-        data = as_batches(source if y is None else (source, y), self.posterior.network)
+        data = as_batches(source, self.posterior.network, y)
         check_columns(data, self._columns if fitted else None)
         return data
 

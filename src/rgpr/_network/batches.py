@@ -5,8 +5,8 @@ tensors. Its *parts* are these tensors, each with one row for every example. Tho
 are measured as the input; integers and booleans (ids, masks, positions) travel along.
 
 How a network is called follows from the signature of its ``forward``: a dict goes in by keywords if
-its keys are parameters, and otherwise as the one argument of a network that takes one; a tuple goes
-in by position.
+its keys are parameters; otherwise a network that takes one argument gets the entry of a usual name,
+or the whole dict. A tuple goes in by position.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from .._backend.arithmetic import pooled
 
 __all__ = [
+    "INPUT_KEYS",
     "Batch",
     "Shape",
     "Taken",
@@ -36,10 +38,12 @@ __all__ = [
     "named",
     "numbers",
     "over_positions",
+    "refuse_packed",
     "rows_of",
     "run",
     "shape_of",
     "taken_by",
+    "taken_of",
     "unmasked",
     "vectors",
     "zeroed",
@@ -49,6 +53,9 @@ Batch = Tensor | Mapping[str, Tensor] | tuple[Tensor, ...]
 # The shape of one input: of a tensor its size; otherwise the size of each part that is measured,
 # with None where sequences may have any length.
 Shape = torch.Size | dict[str, tuple[int | None, ...]]
+
+# What the one input of a network is usually called in a dict.
+INPUT_KEYS = ("x", "input", "inputs", "image", "images", "pixel_values", "features", "data")
 
 # One where a position counts; and torch's own, True where a position is to be ignored.
 _ATTENDED = "attention_mask"
@@ -66,6 +73,8 @@ class Taken:
         positional: Names of the parameters that can be given by position.
         names: Names of the parameters that can be given by keyword.
         required: Names of the parameters by position that have no default.
+        optional: Names of those that are ``None`` unless given, as tensors may be.
+        any_number: Whether it takes any number of arguments by position.
         any_name: Whether it takes keywords of any name.
         annotation: The annotation of the first parameter, as it is written.
     """
@@ -73,17 +82,36 @@ class Taken:
     positional: tuple[str, ...]
     names: frozenset[str]
     required: tuple[str, ...]
-    any_name: bool
-    annotation: str
+    optional: tuple[str, ...] = ()
+    any_number: bool = False
+    any_name: bool = False
+    annotation: str = ""
 
     def by_keyword(self, keys: Sequence[str]) -> bool:
         """Whether a dict with these keys can go in by keywords."""
         known = self.any_name or self.names.issuperset(keys)
         return known and set(keys).issuperset(self.required)
 
+    def by_position(self, count: int) -> bool:
+        """Whether so many tensors can go in by position."""
+        return len(self.required) <= count and (self.any_number or count <= len(self.positional))
+
+    def one_argument(self, entries: Mapping[str, Any]) -> Any:
+        """What a network with one required parameter gets, none of whose names is a key.
+
+        That is the entry of a usual name, or all of them; ``None`` where only a tensor would do.
+        """
+        usual = next((key for key in INPUT_KEYS if key in entries), None)
+        wants = self.annotation.lower()
+        if usual is not None and not any(w in wants for w in ("mapping", "dict", "encoding")):
+            return entries[usual]
+        return dict(entries) if "tensor" not in wants and entries else None
+
     def __str__(self) -> str:
-        names = [*self.positional, *sorted(self.names.difference(self.positional))]
-        return ", ".join([*names, *(["**"] if self.any_name else [])])
+        names = [f"{name}=None" if name in self.optional else name for name in self.positional]
+        names += sorted(self.names.difference(self.positional))
+        more = [*(["*"] if self.any_number else []), *(["**"] if self.any_name else [])]
+        return ", ".join([*names, *more])
 
 
 def _taken_by(kind: type[nn.Module]) -> Taken:
@@ -97,12 +125,26 @@ def _taken_by(kind: type[nn.Module]) -> Taken:
         positional=tuple(p.name for p in positional),
         names=frozenset(p.name for p in parameters if p.kind in by_name),
         required=tuple(p.name for p in positional if p.default is inspect.Parameter.empty),
+        optional=tuple(p.name for p in positional if p.default is None),
+        any_number=any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters),
         any_name=any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters),
         annotation="" if first is inspect.Parameter.empty else str(first),
     )
 
 
 taken_by: Callable[[type[nn.Module]], Taken] = lru_cache(maxsize=256)(_taken_by)  # type: ignore[assignment]
+
+# A network of which nothing is known is taken to want one tensor.
+_ONE = Taken(("x",), frozenset(), ("x",), annotation="Tensor")
+
+
+def taken_of(network: nn.Module | None) -> Taken:
+    """What a network takes; a sequence takes whatever its first module takes."""
+    while isinstance(network, nn.Sequential) and len(network):
+        if type(network).forward is not nn.Sequential.forward:
+            break
+        network = network[0]
+    return _ONE if network is None else taken_by(type(network))
 
 
 def arguments(network: nn.Module, x: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -119,7 +161,8 @@ def arguments(network: nn.Module, x: Batch) -> tuple[tuple[Any, ...], dict[str, 
     if taken.by_keyword(list(x)):
         return (), dict(x)
     if len(taken.required) == 1:
-        return (dict(x),), {}
+        whole = taken.one_argument(x)
+        return (dict(x) if whole is None else whole,), {}
     raise TypeError(
         f"the batch has the keys {list(x)} and the forward of {type(network).__name__} takes "
         f"({taken}); leave out entries that it does not take, and name the others as it does"
@@ -160,6 +203,7 @@ def named(network: nn.Module, x: Batch) -> dict[str, Tensor]:
     """
     if isinstance(x, Tensor):
         return {"": x}
+    refuse_packed(x)
     if isinstance(x, Mapping):
         parts = dict(x)
     elif isinstance(x, tuple):
@@ -171,6 +215,7 @@ def named(network: nn.Module, x: Batch) -> dict[str, Tensor]:
             "of tensors"
         )
     for name, part in parts.items():
+        refuse_packed(part)
         if not isinstance(part, Tensor):
             raise TypeError(
                 f"the part '{name}' of the input is a {type(part).__name__}; expected a tensor"
@@ -178,6 +223,28 @@ def named(network: nn.Module, x: Batch) -> dict[str, Tensor]:
     if not parts:
         raise ValueError("the input is empty; expected at least one tensor")
     return parts
+
+
+def refuse_packed(x: Any) -> None:
+    """Refuse tensors that are not there number by number.
+
+    Raises:
+        TypeError: The message names the form and what to give instead.
+    """
+    if isinstance(x, PackedSequence):
+        raise TypeError(
+            "the input is a PackedSequence, which has no row for each example; give the network a "
+            "forward(padded, lengths) that packs inside, with pack_padded_sequence(padded, "
+            "lengths.cpu(), batch_first=True, enforce_sorted=False), and pass (padded, lengths)"
+        )
+    if isinstance(x, Tensor) and x.is_nested:
+        raise TypeError("the input is a nested tensor; pass x.to_padded_tensor(0.0), and a mask")
+    if (isinstance(x, Tensor) and x.layout is not torch.strided) or hasattr(x, "nnz"):
+        dense = "x.to_dense()" if isinstance(x, Tensor) else "x.toarray()"
+        raise TypeError(
+            f"the input is sparse ({type(x).__name__}); pass {dense}, and if it is too large for "
+            "memory, a loader whose batches are made dense one by one"
+        )
 
 
 def first_part(x: Batch) -> Tensor:

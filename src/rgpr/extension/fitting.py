@@ -6,6 +6,7 @@ A sample of the inputs is kept on the way, by which the scales are set: see
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +24,7 @@ from .._network.processes import active, together
 from .._network.representation import INPUT, Representation
 from .._network.reservoir import Reservoir
 from .._network.running import capture, evaluating
+from .._network.sources import check_no_pair
 from ..likelihoods import Likelihood
 from ..posteriors import Posterior
 from ..posteriors.gaussian import Gaussian
@@ -166,6 +168,7 @@ class _Pass:
     def over(self, train_loader: Iterable[Any], progress: bool) -> dict[str, Any]:
         """Take in all batches; with several processes, give what the shards are merged by."""
         network, number = self._plan.posterior.network, 0
+        labelled: set[bool] = set()
         look = {"values": not self._waits, "measured": self._plan.source is None}
         with evaluating(network):
             for number, (batch, target) in enumerate(
@@ -177,6 +180,9 @@ class _Pass:
                 if len(like) == 0:
                     continue
                 classes = self._take_in(number, x, target)
+                labelled.add(target is not None)
+                if self._classes == 1:
+                    check_no_pair(train_loader, self._outputs)
                 if classes is None:
                     classes = torch.full((len(like),), -1)
                 # A loader's rows are looked at where they are, while a GPU is at work.
@@ -187,6 +193,12 @@ class _Pass:
                     self._check_sums(number)
         if self.collectors:
             self._check_sums(number)
+        if len(labelled) > 1 and self._classes > 1:
+            warnings.warn(
+                "some batches have targets and others have none; where there is none, the network's "
+                "own predictions are taken. Yield (x, y) from all batches, or x alone",
+                stacklevel=2,
+            )
         if not active():
             return {}
         return {
