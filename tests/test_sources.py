@@ -202,15 +202,15 @@ def test_sparse_and_packed_inputs_are_named() -> None:
     packed = nn.utils.rnn.pack_padded_sequence(x[:, :, None], torch.full((ROWS,), 4), True)
     nested = torch.nested.nested_tensor([x[:3], x[:5]])
     model = rgpr.RGPR(mlp()).fit(x)
-    for given, message in (
+    for form, message in (
         (x.to_sparse(), r"sparse \(Tensor\); pass x\.to_dense\(\)"),
         (packed, r"a PackedSequence.*pass \(padded, lengths\)"),
         (nested, r"a nested tensor; pass x\.to_padded_tensor"),
     ):
         for use in (model, model.score):
             with pytest.raises(TypeError, match=message):
-                use(given)
-        for data in (given, [given], [(given, y)]):
+                use(form)
+        for data in (form, [form], [(form, y)]):
             with pytest.raises(TypeError, match=message):
                 rgpr.RGPR(mlp()).fit(data)
     scipy = pytest.importorskip("scipy.sparse")

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from .._backend.arithmetic import pooled
+from .masks import Mask, is_mask, mask_of
 
 __all__ = [
     "INPUT_KEYS",
@@ -37,7 +38,6 @@ __all__ = [
     "measured",
     "named",
     "numbers",
-    "over_positions",
     "refuse_packed",
     "rows_of",
     "run",
@@ -56,10 +56,6 @@ Shape = torch.Size | dict[str, tuple[int | None, ...]]
 
 # What the one input of a network is usually called in a dict.
 INPUT_KEYS = ("x", "input", "inputs", "image", "images", "pixel_values", "features", "data")
-
-# One where a position counts; and torch's own, True where a position is to be ignored.
-_ATTENDED = "attention_mask"
-_IGNORED = ("mask", "key_padding_mask", "src_key_padding_mask")
 
 
 # -- how a network is called ---------------------------------------------------------------------
@@ -266,41 +262,13 @@ def numbers(network: nn.Module, x: Batch) -> dict[str, Tensor]:
     """The parts of real numbers that are no masks, by name: what is measured of the input."""
     parts = named(network, x)
     return {
-        name: part
-        for name, part in parts.items()
-        if part.is_floating_point() and name != _ATTENDED and not _is_torch_mask(name, part)
+        name: part for name, part in parts.items() if part.is_floating_point() and not is_mask(name)
     }
 
 
-def _is_torch_mask(name: str, part: Tensor) -> bool:
-    """Whether True, or minus infinity, says that a position is to be ignored.
-
-    What is just called a mask may be anything, unless it is boolean.
-    """
-    return name in _IGNORED and (name != "mask" or part.dtype == torch.bool)
-
-
-def unmasked(network: nn.Module, x: Batch) -> Tensor | None:
-    """Which positions of its sequences count, ``(B, T)`` booleans, if the batch has a mask."""
-    if isinstance(x, Tensor):
-        return None
-    for name, part in named(network, x).items():
-        if part.dim() == 2 and name == _ATTENDED:
-            return part != 0
-        if part.dim() == 2 and _is_torch_mask(name, part):
-            return part == 0
-    return None
-
-
-def over_positions(h: Tensor, counted: Tensor | None) -> Tensor:
-    """The mean over those positions of a sequence ``(B, C, T)`` that count, ``(B, C)``.
-
-    Whatever is no sequence of that length comes back as it is.
-    """
-    if counted is None or h.dim() != 3 or (h.shape[0], h.shape[2]) != counted.shape:
-        return h
-    total = torch.where(counted[:, None], h, 0.0).sum(2)
-    return total / counted.sum(1, keepdim=True).clamp_min(1).to(h.dtype)
+def unmasked(network: nn.Module, x: Batch) -> Mask | None:
+    """The mask that says which positions of its sequences count, if the batch has one."""
+    return None if isinstance(x, Tensor) else mask_of(named(network, x))
 
 
 def measured(network: nn.Module, x: Batch) -> Tensor:
@@ -310,16 +278,19 @@ def measured(network: nn.Module, x: Batch) -> Tensor:
     """
     if isinstance(x, Tensor):
         return x
-    counted = unmasked(network, x)
+    mask = unmasked(network, x)
     parts = [
-        over_positions(part.transpose(1, 2), counted)
-        if counted is not None and part.dim() == 3 and part.shape[:2] == counted.shape
-        else part
+        mask.mean(part.transpose(1, 2)) if _masked(part, mask) else part  # type: ignore[union-attr]
         for part in numbers(network, x).values()
     ]
     if len(parts) == 1 and parts[0].dim() > 1:
         return parts[0]
     return torch.cat([_flat(part) for part in parts], 1)
+
+
+def _masked(part: Tensor, mask: Mask | None) -> bool:
+    """Whether a part ``(B, T, ...)`` is a sequence of the mask's length."""
+    return mask is not None and part.dim() == 3 and mask.fits(part.transpose(1, 2))
 
 
 def _flat(part: Tensor) -> Tensor:
@@ -367,12 +338,8 @@ def shape_of(network: nn.Module, x: Batch) -> Shape:
     """The shape of one input; see :data:`Shape`."""
     if isinstance(x, Tensor) and x.is_floating_point():
         return x.shape[1:]
-    counted = unmasked(network, x)
-    free = {
-        name: part.dim() == 3 and counted is not None and part.shape[:2] == counted.shape
-        for name, part in numbers(network, x).items()
-    }
+    mask = unmasked(network, x)
     return {
-        name: (None, *part.shape[2:]) if free[name] else tuple(part.shape[1:])
+        name: (None, *part.shape[2:]) if _masked(part, mask) else tuple(part.shape[1:])
         for name, part in numbers(network, x).items()
     }

@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from .batches import Batch, Shape, named, numbers, refuse_packed, shape_of
+from .batches import Batch, Shape, named, numbers, refuse_packed, shape_of, unmasked
 
 __all__ = [
     "check_batch",
@@ -167,7 +167,7 @@ def check_batch(
     values: bool = True,
     measured: bool = True,
 ) -> None:
-    """:func:`check_input` for a batch of training data, which must also be finite.
+    """:func:`check_input` for a batch of training data, which must also be finite, and have positions that count.
 
     Looking at ``values`` waits for a GPU; whoever notices them otherwise need not.
     """
@@ -178,6 +178,9 @@ def check_batch(
     if not values:
         return
     tensors = [x] if isinstance(x, Tensor) else numbers(network, x).values()
+    mask = unmasked(network, x)
+    if mask is not None:
+        mask.check_rows(f"batch {number}")
     if not all(bool(part.isfinite().all()) for part in tensors):
         raise not_finite(f"batch {number}")
 

@@ -19,6 +19,7 @@ from .._network.checks import check_batch, network_dtype_device, not_finite
 from .._network.kept import Form, Kept, form_of
 from .._network.layers import LayerChoice, stand_in
 from .._network.loaders import inputs_and_targets, on_device
+from .._network.masks import noting
 from .._network.outputs import outputs_of
 from .._network.processes import active, together
 from .._network.representation import INPUT, Representation
@@ -195,8 +196,8 @@ class _Pass:
             self._check_sums(number)
         if len(labelled) > 1 and self._classes > 1:
             warnings.warn(
-                "some batches have targets and others have none; where there is none, the network's "
-                "own predictions are taken. Yield (x, y) from all batches, or x alone",
+                "some batches have targets and others have none; where there is none, the "
+                "network's own predictions are taken. Yield (x, y) from all batches, or x alone",
                 stacklevel=2,
             )
         if not active():
@@ -232,10 +233,16 @@ class _Pass:
             before = f"and those before it {self.form}; yield batches of one form"
             raise ValueError(f"batch {number} has the parts {form} {before}")
         takes = [collector.take for collector in self.collectors]
+        mask, lengths = batches.unmasked(network, x) if first else None, dict[str, int]()
+        if mask is not None:
+            hidden = zip(self.layers[1:], takes[1:], strict=True)
+            takes[1:] = [noting(lengths, layer.name, take) for layer, take in hidden]
         with capture(network, self.layers, takes, x) as found:
             # The network may change its input in place.
             clone = x.clone() if isinstance(x, Tensor) else batches.copied(x)
             output = network(clone) if form is None else batches.run(network, clone)
+        if mask is not None:
+            mask.warn_of(lengths)
         rows = len(x) if form is None else batches.rows_of(x)
         if first:
             self._outputs = self._checked_outputs(output, x)
