@@ -386,6 +386,31 @@ def test_a_dict_goes_in_by_keywords_or_whole() -> None:
         arguments(TwoTensors(), {"a": x["a"], "other": x["b"]})
 
 
+def test_a_call_like_the_networks_own() -> None:
+    x, y = data()
+    given_ = parts(x)
+    a, b = given_.values()
+    model = RGPR(TwoTensors()).fit([(given_, y)], progress=False)
+    expected = model(given_)
+    for ours in (model(a, b), model(a=a, b=b), model(a, b=b), model((a, b))):
+        torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(
+        model(a, b, link_approx="bridge"), model((a, b), link_approx="bridge")
+    )
+    model.compile()
+    torch.testing.assert_close(model(a, b), expected)
+    torch.testing.assert_close(model(a=a, b=b), expected)
+    one = RGPR(OneTensor()).fit([x], progress=False)
+    with pytest.raises(TypeError, match=r"by the names \['link_aprox'\].*forward takes \(x\)"):
+        one(x, link_aprox="mc")
+    with pytest.raises(TypeError, match="something by position that is neither an option"):
+        one(x, "mc")
+    with pytest.raises(TypeError, match="a call got no input"):
+        one()
+    hugging = RGPR(ByKeyword()).fit([given_], progress=False)
+    torch.testing.assert_close(hugging(b=b, a=a), hugging(given_))
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_the_table_of_layers_is_what_a_model_reads(form: str) -> None:
     kind, make = FORMS[form]

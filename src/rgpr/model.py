@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ._backend.buffers import StableBuffers
 from ._backend.compiled import CompiledCall
-from ._network.batches import Batch, Shape, dtype_of, run
+from ._network.batches import Batch, Shape, dtype_of, gathered, run
 from ._network.checks import check_input, check_source, network_dtype_device, one_of
 from ._network.layers import LayerChoice, check_layers
 from ._network.outputs import Output
@@ -500,13 +500,14 @@ class RGPR(StableBuffers):
 
     def forward(
         self,
-        x: Batch,
-        *,
+        x: Batch | None = None,
+        *others: Tensor,
         link_approx: str = "probit",
         n_samples: int = 100,
         generator: torch.Generator | None = None,
         diagonal_output: bool = False,
         pred_type: str = "glm",
+        **parts: Tensor,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Predict, in one pass through the network.
 
@@ -518,6 +519,7 @@ class RGPR(StableBuffers):
         Args:
             x: ``(B, ...)``, of the shape, dtype and device that the network takes; or a dict or a
                 tuple of such tensors, for a network that takes several.
+            others: The other tensors, if ``x`` is the first of several.
             link_approx: ``"probit"``, ``"mc"`` or, for classification alone, ``"bridge"``.
             n_samples: Number of samples for ``"mc"``. A multiple of the number of classes (of two
                 for labels) makes the confidence far away exactly ``1 / C``.
@@ -525,6 +527,7 @@ class RGPR(StableBuffers):
             diagonal_output: For regression, return variances instead of covariances.
             pred_type: Only ``"glm"``, which laplace-torch's calls often name; to predict by
                 samples of weights, wrap a posterior that draws them.
+            parts: Tensors by the names of the network's parameters, as an alternative to a dict.
 
         Returns:
             Classification: probabilities ``(B, C)`` in the dtype of ``x``, two columns for a
@@ -535,9 +538,11 @@ class RGPR(StableBuffers):
 
         Raises:
             RuntimeError: The model was not fitted.
-            TypeError: ``x`` has the wrong dtype.
+            TypeError: ``x`` has the wrong dtype, or an argument is no tensor.
             ValueError: ``x`` has the wrong shape or device, or a NaN with ``nan="raise"``.
         """
+        if x is None or others or parts:
+            x = gathered(self.posterior.network, x, others, parts)
         if link_approx != "probit":
             probabilities.check_link(link_approx, self._likelihood)
         if pred_type != "glm":

@@ -33,6 +33,7 @@ __all__ = [
     "copied",
     "dtype_of",
     "first_part",
+    "gathered",
     "largest",
     "mapped",
     "measured",
@@ -163,6 +164,30 @@ def arguments(network: nn.Module, x: Batch) -> tuple[tuple[Any, ...], dict[str, 
         f"the batch has the keys {list(x)} and the forward of {type(network).__name__} takes "
         f"({taken}); leave out entries that it does not take, and name the others as it does"
     )
+
+
+def gathered(network: nn.Module, x: Any, others: Sequence[Any], named: Mapping[str, Any]) -> Batch:
+    """The batch that is meant by a call like the network's own, ``model(a, b)`` or ``model(a=a)``.
+
+    Raises:
+        TypeError: Something is no tensor, or no parameter of the network.
+    """
+    taken = taken_by(type(network))
+    positional = [part for part in (x, *others) if part is not None]
+    wrong = [name for name in named if not (taken.any_name or name in taken.names)]
+    wrong += [name for name, part in named.items() if not isinstance(part, Tensor)]
+    if wrong or not all(isinstance(part, Tensor) for part in positional):
+        what = f"by the names {sorted(set(wrong))}" if wrong else "by position"
+        raise TypeError(
+            f"a call got something {what} that is neither an option of the model nor a tensor for "
+            f"the network, whose forward takes ({taken}). Pass tensors, or one dict: "
+            "model({'name': tensor, ...})"
+        )
+    if not named and positional:
+        return tuple(positional)
+    if not positional and not named:
+        raise TypeError(f"a call got no input; the network's forward takes ({taken})")
+    return {**dict(zip(taken.positional, positional, strict=False)), **named}
 
 
 def run(network: nn.Module, x: Batch) -> Any:

@@ -167,7 +167,9 @@ def check_batch(
     values: bool = True,
     measured: bool = True,
 ) -> None:
-    """:func:`check_input` for a batch of training data, which must also be finite, and have positions that count.
+    """:func:`check_input` for a batch of training data, which must also be finite.
+
+    Each of its rows must have positions that count, if there is a mask.
 
     Looking at ``values`` waits for a GPU; whoever notices them otherwise need not.
     """

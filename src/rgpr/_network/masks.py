@@ -125,7 +125,7 @@ def mask_of(parts: Mapping[str, Tensor]) -> Mask | None:
     for name, part in parts.items():
         if part.dim() == 2 and is_mask(name):
             return Mask(name, part != 0 if name == _ATTENDED else part == 0)
-    part = parts.get(_OPEN)
-    if part is not None and part.dim() == 2 and not part.is_floating_point():
-        return Mask(_OPEN, part != 0)
+    unclear = parts.get(_OPEN)
+    if unclear is not None and unclear.dim() == 2 and not unclear.is_floating_point():
+        return Mask(_OPEN, unclear != 0)
     return None

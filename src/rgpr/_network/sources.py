@@ -263,8 +263,8 @@ def _no_pair(parts: tuple[Any, ...]) -> TypeError:
     first, kinds = parts[0], ", ".join(type(part).__name__ for part in parts)
     if len(parts) == 2 and not isinstance(first, tuple | Mapping) and not _is_array(first):
         return TypeError(
-            f"targets go with arrays of inputs, and here they come with a {type(first).__name__}; a "
-            "loader, a data set or a list yields (x, y) itself"
+            f"targets go with arrays of inputs, and here they come with a {type(first).__name__}; "
+            "a loader, a data set or a list yields (x, y) itself"
         )
     return TypeError(
         f"this is a tuple ({kinds}); expected arrays of inputs and targets: (X, y), ((a, b), y) or "
