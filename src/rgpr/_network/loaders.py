@@ -105,7 +105,7 @@ def _split(batch: Any, taken: Taken) -> tuple[Batch, Any]:
     first, target = parts[0], parts[1] if len(parts) > 1 else None
     if isinstance(first, Mapping):  # the inputs have a bracket of their own
         return _entries(first, taken), target
-    if isinstance(first, list | tuple):
+    if isinstance(first, list | tuple) and first:
         refuse_packed(first)
         return _bracket(first, taken), target
     if len(parts) < count:
