@@ -366,7 +366,7 @@ def test_the_networks_own_signature_is_read() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert split(((a, y), None), TwoTensors())[0][1] is y
-    with pytest.raises(ValueError, match=r"bracket of 2 tensors.*\(x\).*forward\(self, \*tensors"):
+    with pytest.raises(ValueError, match=r"batch are 2 tensors.*\(x\).*forward\(self, \*tensors"):
         split(([a, a], y), OneTensor())
 
 

@@ -135,6 +135,10 @@ def test_targets_beside_any_arrays() -> None:
         model = rgpr.RGPR(two).fit(*arguments)
         torch.testing.assert_close(model.variance((3 * x, x)), expected.variance((3 * x, x)))
         assert model.predict((X, X)).score.shape == (ROWS,)
+    with pytest.raises(ValueError, match=r"inputs of a batch are 1 tensor.*takes \(a, b\)"):
+        rgpr.RGPR(two).fit(x, y)
+    with pytest.raises(ValueError, match="a list whose entries differ in length"):
+        rgpr.RGPR(network).fit(x, [[1, 0, 0]] * 89 + [[1]])
     with pytest.raises(ValueError, match=r"tuple have \[90, 90, 9\] rows"):
         rgpr.RGPR(two).fit((x, x, y[:9]))
 

@@ -133,9 +133,9 @@ def _bracket(parts: Any, taken: Taken) -> Batch:
     x = _several(parts)
     if not taken.by_position(len(x)):
         raise ValueError(
-            f"a batch has a bracket of {_tensors(len(x))} as its inputs, and forward takes "
-            f"({taken}), each of them by itself. If forward takes a list of tensors, let it take "
-            "any number of them instead: forward(self, *tensors)"
+            f"the inputs of a batch are {_tensors(len(x))}, and forward takes ({taken}): give as "
+            "many as it takes, in this order. If it takes a list of tensors as one argument, let "
+            "it take any number of them instead: forward(self, *tensors)"
         )
     return x
 

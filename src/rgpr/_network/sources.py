@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from .._backend.precision import at_least_float32
 from .batches import refuse_packed, taken_of
 from .checks import network_dtype_device
-from .targets import check_words
+from .targets import check_words, in_array
 
 __all__ = ["Batches", "as_batches", "check_columns", "check_no_pair", "check_read_again"]
 
@@ -92,8 +92,9 @@ def as_batches(source: Any, network: nn.Module | None = None, y: Any = None) -> 
         return source
     floats = None if network is None else network_dtype_device(network)[0]
     floats = torch.get_default_dtype() if floats is None else floats
-    if y is not None:
-        return _together((source, y), 1, floats)
+    inputs = max(1, len(taken_of(network).required))
+    if y is not None:  # in a bracket, one array of several is no pair with the targets
+        return _together(((source,) if inputs > 1 and _is_array(source) else source, y), 1, floats)
     if isinstance(source, list):
         _check_list(source)
         return source
@@ -101,7 +102,7 @@ def as_batches(source: Any, network: nn.Module | None = None, y: Any = None) -> 
     if _is_array(source):
         return _together((source,), 1, floats)
     if isinstance(source, tuple):
-        return _together(source, max(1, len(taken_of(network).required)), floats)
+        return _together(source, inputs, floats)
     if isinstance(source, Mapping):
         rows, cut = _mapping(source, floats)
         return Batches(rows, cut)
@@ -293,7 +294,7 @@ def _cut_target(source: Any, floats: torch.dtype) -> Callable[[slice], Tensor]:
         if source.dtype.kind == "O":
             source = frame.to_numpy(dtype="float64", na_value=np.nan)
     elif isinstance(source, list | tuple):
-        source = np.asarray(source)
+        source = in_array(source)
 
     def cut(rows: slice) -> Tensor:
         target = _tensor(source, rows, at_least_float32(floats))

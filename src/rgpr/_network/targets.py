@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["check_words", "numbers"]
+__all__ = ["check_words", "in_array", "numbers"]
 
 
 def numbers(target: Any) -> Tensor:
@@ -23,6 +24,21 @@ def numbers(target: Any) -> Tensor:
         raise TypeError(
             f"a batch has targets of type {type(target).__name__}, which are no numbers; give a "
             "tensor, or yield the inputs alone"
+        ) from None
+
+
+def in_array(target: list[Any] | tuple[Any, ...]) -> np.ndarray[Any, Any]:
+    """Targets as an array.
+
+    Raises:
+        ValueError: They have differing lengths.
+    """
+    try:
+        return np.asarray(target)
+    except ValueError:
+        raise ValueError(
+            "the targets are a list whose entries differ in length; give each input a number, or "
+            "as many numbers as any other"
         ) from None
 
 
