@@ -8,7 +8,7 @@ a tuple of them, ``(X, y)``              inputs, as many as the network takes, a
 ``((a, b), y)``, ``(dict, y)``           likewise, with the inputs in a bracket of their own
 dict of arrays, Hugging Face `Dataset`   dicts of columns under their names
 torch `Dataset`                          what a ``DataLoader`` of it gives
-any other iterable, such as a list       batches, as they come
+any other iterable, such as a list       batches, as they come; so are tensors of ``x.split(64)``
 =======================================  =========================================================
 
 Floating-point numbers of numpy and pandas take the network's dtype, since theirs is float64 whether
@@ -102,6 +102,9 @@ def as_batches(source: Any, network: nn.Module | None = None, y: Any = None) -> 
     if _is_array(source):
         return _together((source,), 1, floats)
     if isinstance(source, tuple):
+        kinds = {(part.dtype, part.shape[1:]) if isinstance(part, Tensor) else 0 for part in source}
+        if len(source) > inputs + 1 and len(kinds) == 1 and 0 not in kinds:
+            return list(source)  # what x.split(64) gives
         return _together(source, inputs, floats)
     if isinstance(source, Mapping):
         rows, cut = _mapping(source, floats)
@@ -226,7 +229,7 @@ def _together(parts: tuple[Any, ...], inputs: int, floats: torch.dtype) -> Batch
     if isinstance(first, Mapping):
         cuts, inputs = [_mapping(first, floats)], 1
     elif isinstance(first, tuple) and first and all(map(_is_array, first)):
-        bracket = _together(first, len(first), floats)
+        bracket = _together((*first, None), len(first), floats)  # a tuple, even of one
         cuts, inputs = [(len(bracket.dataset), bracket.cut)], 1
     for number, part in enumerate(parts[len(cuts) :], start=len(cuts)):
         listed = number and isinstance(part, list | tuple) and not any(map(_has_rows, part))
