@@ -477,8 +477,10 @@ def test_a_position_of_a_sequence_with_its_channels_second() -> None:
     network = nn.Sequential(nn.Conv1d(3, 8, 3), nn.ReLU(), nn.Flatten(), *ending(144))
     x = torch.randn(40, 3, 20)
     model = RGPR(network, layers={"1": "last"}).fit([x], progress=False)
-    h = torch.arange(6).reshape(1, 2, 3)
-    assert model._layers[1].arrange(h).tolist() == [[2, 5]]
+    changed = x.clone()
+    changed[:, :, :10] = 100 * torch.randn(40, 3, 10)
+    ours, theirs = (model.explain(each).strangeness[:, 1] for each in (x, changed))
+    assert torch.equal(ours, theirs)  # the last position is made of the last three steps
     rows = {row.name: row for row in rgpr.layers(network, x, {"1": "last"}).rows}
     assert (rows["1"].axis, rows["1"].width) == (1, 8)
 

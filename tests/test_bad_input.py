@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from networks import mlp
 from rgpr import RGPR, ResidualRecipe
@@ -168,3 +168,23 @@ def test_the_network_is_never_changed(model: RGPR) -> None:
     assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
     assert [p.requires_grad for p in network.parameters()] == flags
     assert all(p.grad is None for p in network.parameters())
+
+
+def test_any_dtype_of_the_network_will_do() -> None:
+    """Of a network of several, nobody else knows which it takes first."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.trunk = nn.Parameter(torch.ones(())), mlp().bfloat16()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.trunk(x.bfloat16() * self.scale.bfloat16())
+            return out
+
+    x = torch.randn(60, 4)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert RGPR(Scaled()).fit([x.to(dtype)])(x.to(dtype)).shape == (60, 3)
+    message = r"float64 but the network computes in torch\.bfloat16 and torch\.float32"
+    with pytest.raises(TypeError, match=message):
+        RGPR(Scaled()).fit([x.double()])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from collections import UserDict
 from collections.abc import Callable
 from pathlib import Path
@@ -308,10 +309,74 @@ def test_a_loader_is_split_by_the_networks_signature() -> None:
     assert list(split({"a": a, "b": b, "label": y}, OneDict())[0]) == ["a", "b"]
     with pytest.raises(KeyError, match=r"keys \['a', 'c'\].*takes \(a, b\)"):
         split({"a": a, "c": b}, TwoTensors())
-    with pytest.raises(ValueError, match=r"1 tensors and the network takes 2, \(a, b\)"):
+    with pytest.raises(ValueError, match=r"1 tensor and the network takes 2, \(a, b\)"):
         split((a,), TwoTensors())
+    with pytest.raises(ValueError, match=r"1 tensor and the network takes 2, \(a, b\)"):
+        split(a, TwoTensors())
     with pytest.raises(KeyError, match=r"'foo'.*takes \(input\)"):
         split({"foo": a}, nn.Sequential(nn.Linear(2, 3)))
+
+
+class Optional(OneTensor):
+    def forward(self, x, lengths=None):  # type: ignore[no-untyped-def]
+        return super().forward(x)
+
+
+class AnyNumber(OneTensor):
+    def forward(self, *xs):  # type: ignore[no-untyped-def]
+        return super().forward(xs[0])
+
+
+class OwnForward(nn.Sequential):
+    """A sequence whose own forward takes two."""
+
+    def forward(self, a, b):  # type: ignore[no-untyped-def]
+        return super().forward(torch.cat([a, b], 1))
+
+
+class Targets(OneTensor):
+    def forward(self, x, y):  # type: ignore[no-untyped-def]
+        return super().forward(x) + y
+
+
+@pytest.mark.parametrize("network", [Optional(), AnyNumber()])
+def test_where_the_inputs_end_is_not_guessed(network: nn.Module) -> None:
+    x, y = data()
+    lengths = torch.full((120,), 3)
+    with pytest.raises(ValueError, match=r"3 tensors and forward takes \(.*Yield \(\("):
+        RGPR(network).fit([(x, lengths, y)])
+    for batch in ((x, y), ((x, lengths), y), (x, y, ["name"] * 120)):
+        pairs = inputs_and_targets([batch], network, progress=False, description="")
+        assert next(pairs)[1] is y
+
+
+def test_the_networks_own_signature_is_read() -> None:
+    def split(batch: Any, network: nn.Module) -> Any:
+        return next(inputs_and_targets([batch], network, progress=False, description=""))
+
+    a, b, y = torch.randn(4, 2), torch.randn(4, 3), torch.arange(4)
+    x, target = split((a, b, y), OwnForward(nn.Linear(5, 3)))
+    assert x[1] is b
+    assert target is y
+    # What forward requires is an input, whatever it is called.
+    x, target = split({"x": a, "y": b, "label": y}, Targets())
+    assert x["y"] is b
+    assert target is y
+    with pytest.warns(UserWarning, match=r"goes in as 'b' and there are no targets.*None\)"):
+        split((a, y), TwoTensors())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert split(((a, y), None), TwoTensors())[0][1] is y
+    with pytest.raises(ValueError, match=r"batch are 2 tensors.*\(x\).*forward\(self, \*tensors"):
+        split(([a, a], y), OneTensor())
+
+
+def test_a_usual_name_in_fit_and_in_a_call() -> None:
+    x, y = data()
+    model = RGPR(OneTensor()).fit([{"image": x, "label": y}])
+    for entries in ({"image": x}, {"image": x, "label": y}):
+        torch.testing.assert_close(model(entries), model(x))
+        torch.testing.assert_close(model.score(entries), model.score(x))
 
 
 def test_a_dict_goes_in_by_keywords_or_whole() -> None:
@@ -320,6 +385,31 @@ def test_a_dict_goes_in_by_keywords_or_whole() -> None:
     assert arguments(OneDict(), x) == ((x,), {})
     with pytest.raises(TypeError, match=r"keys \['a', 'other'\].*takes \(a, b\)"):
         arguments(TwoTensors(), {"a": x["a"], "other": x["b"]})
+
+
+def test_a_call_like_the_networks_own() -> None:
+    x, y = data()
+    given_ = parts(x)
+    a, b = given_.values()
+    model = RGPR(TwoTensors()).fit([(given_, y)], progress=False)
+    expected = model(given_)
+    for ours in (model(a, b), model(a=a, b=b), model(a, b=b), model((a, b))):
+        torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(
+        model(a, b, link_approx="bridge"), model((a, b), link_approx="bridge")
+    )
+    model.compile()
+    torch.testing.assert_close(model(a, b), expected)
+    torch.testing.assert_close(model(a=a, b=b), expected)
+    one = RGPR(OneTensor()).fit([x], progress=False)
+    with pytest.raises(TypeError, match=r"by the names \['link_aprox'\].*forward takes \(x\)"):
+        one(x, link_aprox="mc")
+    with pytest.raises(TypeError, match="something by position that is neither an option"):
+        one(x, "mc")
+    with pytest.raises(TypeError, match="a call got no input"):
+        one()
+    hugging = RGPR(ByKeyword()).fit([given_], progress=False)
+    torch.testing.assert_close(hugging(b=b, a=a), hugging(given_))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -392,17 +482,23 @@ def test_onnx_names_the_parts(tmp_path: Path) -> None:
 # -- rows of differing lengths are kept and come back as they were -------------------------------
 
 
+def _pairs_of(mask: Tensor) -> Tensor:
+    """Which position may look at which, ``(B, 1, T, T)``."""
+    return (mask[:, None] & mask[:, :, None])[:, None]
+
+
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=6), st.integers(1, 9))
 def test_kept_rows_come_back_at_their_own_length(lengths: list[int], size: int) -> None:
     seen: set[tuple[Any, ...]] = set()
     kept = Reservoir(1000)
     for number, length in enumerate(lengths):
         ids = torch.arange(3 * length).reshape(3, length) + 100 * number
-        batch = {"ids": ids, "mask": ids % 2 == 0, "age": torch.randn(3)}
+        even = ids % 2 == 0
+        batch = {"ids": ids, "mask": even, "age": torch.randn(3), "pairs": _pairs_of(even)}
         kept.add(batch, *Kept.columns_of(batch), torch.arange(3) + 3 * number)
         seen |= {(tuple(row), tuple(i % 2 == 0 for i in row)) for row in ids.tolist()}
     *columns, number_of = kept.items
-    order, pieces = Kept(["ids", "mask", "age"], columns).split(size)
+    order, pieces = Kept(["ids", "mask", "age", "pairs"], columns).split(size)
     rows = [
         (tuple(ids), tuple(mask))
         for piece in pieces
@@ -410,6 +506,7 @@ def test_kept_rows_come_back_at_their_own_length(lengths: list[int], size: int) 
     ]
     assert set(rows) == seen
     assert all(len(piece["ids"]) <= size for piece in pieces)
+    assert all(torch.equal(piece["pairs"], _pairs_of(piece["mask"])) for piece in pieces)
     back = [rows[i] for i in order]
     first = [row[0][0] for row in back]
     assert [value // 100 for value in first] == [int(n) // 3 for n in number_of]
@@ -531,7 +628,91 @@ def test_detectors_take_ids() -> None:
     assert scores.shape == (60,)
 
 
-@pytest.mark.parametrize("key", ["mask", "key_padding_mask", "src_key_padding_mask"])
+class Tokens(nn.Module):
+    """A sequence with a class token in front of it, or not, and a mask of pairs."""
+
+    def __init__(self, more: int = 0) -> None:
+        super().__init__()
+        self.more, self.embed, self.head = more, nn.Linear(4, 8), nn.Linear(8, 3)
+        self.enter = nn.Identity()
+
+    def forward(self, x, attention_mask=None, pairs=None):  # type: ignore[no-untyped-def]
+        if pairs is not None:
+            assert pairs.shape == (len(x), 1, x.shape[1], x.shape[1])
+        h = nn.functional.pad(torch.relu(self.embed(x)), (0, 0, self.more, 0), value=1.0)
+        mask = nn.functional.pad(attention_mask, (self.more, 0), value=1)[..., None]
+        return self.head((self.enter(h) * mask).sum(1) / mask.sum(1).clamp_min(1))
+
+
+def sequences(rows: int = 40, longest: int = 6, left: bool = False) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(longest)
+    mask = torch.arange(longest) < torch.randint(1, longest, (rows, 1), generator=generator)
+    x = torch.randn(rows, longest, 4, generator=generator)
+    mask = mask.flip(1) if left else mask
+    return {"x": x * mask[..., None], "attention_mask": mask.long()}
+
+
+def test_masks_of_pairs_may_differ_in_length() -> None:
+    batches = [sequences(longest=longest) for longest in (5, 9, 7)]
+    for batch in batches:
+        batch["pairs"] = _pairs_of(batch["attention_mask"] == 1)
+    model = RGPR(Tokens(), layers=["embed"]).fit(batches, progress=False)
+    assert model(batches[1]).shape == (40, 3)
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("how", ["first", "last"])
+def test_the_position_that_is_read_counts(how: str, left: bool) -> None:
+    x = sequences(left=left)
+    model = RGPR(Tokens(), layers={"embed": how}).fit([x], progress=False)
+    side = (3, 0) if left else (0, 3)
+    longer = {
+        "x": nn.functional.pad(x["x"], (0, 0, *side), value=7.0),
+        "attention_mask": nn.functional.pad(x["attention_mask"], side),
+    }
+    torch.testing.assert_close(model.score(longer), model.score(x))
+
+
+def test_sequences_of_another_length_than_the_mask() -> None:
+    network, x = Tokens(more=1), sequences()
+    with pytest.warns(UserWarning, match=r"'enter' .*length 7 .*length 6.*'enter': 'first'") as w:
+        RGPR(network, layers=["embed", "enter"]).fit([x, x], progress=False)
+    assert len(w) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        RGPR(network, layers={"embed": None, "enter": "first"}).fit([x], progress=False)
+
+
+def test_a_mask_that_counts_nothing() -> None:
+    x = sequences()
+    model = RGPR(Tokens(), layers=["embed"]).fit([x], progress=False)
+    expected = model(x)
+    x["attention_mask"][3] = 0
+    for use in (model.calibrate, RGPR(Tokens()).fit):
+        with pytest.raises(ValueError, match=r"batch 0: 'attention_mask' counts no .* row 3"):
+            use([x], progress=False)
+    assert bool(model(x)[3].isnan().all())
+    others = torch.arange(40) != 3
+    torch.testing.assert_close(model(x)[others], expected[others])
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.long])
+def test_what_a_mask_means_is_not_guessed(dtype: torch.dtype) -> None:
+    class Called(Tokens):
+        def forward(self, x, mask):  # type: ignore[no-untyped-def]
+            return super().forward(x, mask.long()) if x.dim() == 3 else self.head(self.embed(x))
+
+    batch = sequences()
+    mask = batch["attention_mask"].to(dtype)
+    message = r"'mask' of shape \(40, 6\).*'attention_mask'.*keep, 'key_padding_mask'.*ignore"
+    for given_ in ({"x": batch["x"], "mask": mask}, (batch["x"], mask)):
+        with pytest.raises(ValueError, match=message):
+            RGPR(Called()).fit([(given_, torch.arange(40) % 3)], progress=False)
+    # Where there is no sequence it means nothing to us.
+    RGPR(Called()).fit([{"x": batch["x"][:, 0], "mask": mask}], progress=False)
+
+
+@pytest.mark.parametrize("key", ["key_padding_mask", "src_key_padding_mask"])
 def test_torchs_masks_mean_the_opposite(key: str) -> None:
     class Sequences(nn.Module):
         def __init__(self) -> None:
@@ -544,8 +725,8 @@ def test_torchs_masks_mean_the_opposite(key: str) -> None:
             return self.head(h.sum(1) / (~ignored).sum(1))
 
     class Named(Sequences):
-        def forward(self, x, mask=None, key_padding_mask=None, src_key_padding_mask=None):  # type: ignore[no-untyped-def]
-            known = {"mask": mask, "key_padding_mask": key_padding_mask,
+        def forward(self, x, key_padding_mask=None, src_key_padding_mask=None):  # type: ignore[no-untyped-def]
+            known = {"key_padding_mask": key_padding_mask,
                      "src_key_padding_mask": src_key_padding_mask}  # fmt: skip
             return super().forward(x, **{key: known[key]})
 

@@ -285,7 +285,8 @@ def test_loaders_of_pairs_inputs_and_dicts() -> None:
         x.split(10),
         (batch for batch in x.split(10)),
         dicts,
-        [(x[:20],), [x[20:], y[20:]]],
+        [(x[:20], y[:20]), [x[20:], y[20:]]],
+        [(x[:20],), [x[20:]]],
     ):
         torch.testing.assert_close(RGPR(network).fit(loader)(x), reference(x))
 

@@ -104,10 +104,122 @@ def test_targets_of_a_regression_are_no_second_batch() -> None:
     torch.testing.assert_close(
         model.score(x), rgpr.RGPR(network, likelihood="regression").fit([x]).score(x)
     )
-    # A list stays a list of batches.
-    assert int(rgpr.RGPR(network, likelihood="regression").fit([x, y])._fit_count) == 400
     with pytest.raises(ValueError, match=r"X has 200 rows and y has 50.*pass a list"):
         model.fit((x, y[:50]))
+
+
+class Two(nn.Module):
+    """A network of two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, a, b):  # type: ignore[no-untyped-def]
+        return self.head(torch.relu(self.hidden(torch.cat([a, b], 1))))
+
+
+def test_targets_beside_any_arrays() -> None:
+    network, (x, y) = mlp(), tensors()
+    expected = rgpr.RGPR(network).fit([(x, y)])
+    for data in ((X, tuple(Y.tolist())), ({"x": X}, Y), ((X,), Y), (X, list(Y)), (x, series())):
+        for model in (rgpr.RGPR(network).fit(*data), rgpr.RGPR(network).fit(data)):
+            assert int(model._fit_count) == ROWS
+            torch.testing.assert_close(model.variance(3 * x), expected.variance(3 * x))
+    two = Two()
+    expected = rgpr.RGPR(two).fit([(x, x, y)])
+    for arguments in (
+        ((x, x, y),), ((X, X, Y),), ((x, x), y), (((x, x), y),), (({"a": x, "b": X}, y),),
+        ({"a": X, "b": x}, Y), ((X, x), Y.tolist()),
+    ):  # fmt: skip
+        model = rgpr.RGPR(two).fit(*arguments)
+        torch.testing.assert_close(model.variance((3 * x, x)), expected.variance((3 * x, x)))
+        assert model.predict((X, X)).score.shape == (ROWS,)
+    with pytest.raises(ValueError, match=r"inputs of a batch are 1 tensor.*takes \(a, b\)"):
+        rgpr.RGPR(two).fit(x, y)
+    with pytest.raises(ValueError, match="a list whose entries differ in length"):
+        rgpr.RGPR(network).fit(x, [[1, 0, 0]] * 89 + [[1]])
+    with pytest.raises(ValueError, match=r"tuple have \[90, 90, 9\] rows"):
+        rgpr.RGPR(two).fit((x, x, y[:9]))
+
+
+def test_targets_go_with_arrays_alone() -> None:
+    x, y = tensors()
+    loader = DataLoader(TensorDataset(x), batch_size=30)
+    for likelihood in ("classification", "regression"):
+        model = rgpr.RGPR(mlp(), likelihood=likelihood)
+        for source in (loader, [x], TensorDataset(x), iter([x])):
+            for arguments in ((source, y), ((source, y),)):
+                with pytest.raises(TypeError, match=r"go with arrays.*yields \(x, y\) itself"):
+                    model.fit(*arguments)
+        with pytest.raises(TypeError, match=r"a tuple \(tuple, tuple\).*batches pass a list"):
+            model.fit(((x, y), (x, y)))
+
+
+def test_a_batch_in_the_place_of_a_loader() -> None:
+    x, y = tensors()
+    batch = next(iter(DataLoader(TensorDataset(x, y), batch_size=ROWS)))
+    numbers = next(iter(DataLoader(TensorDataset(x, x[:, :1]), batch_size=ROWS)))
+    assert isinstance(batch, list)
+    for data in (batch, numbers, [x, y.float()]):
+        with pytest.raises(TypeError, match=r"pass \[\(X, Y\)\].*torch\.cat\(\[a, b\]\)"):
+            rgpr.RGPR(mlp()).fit(data)
+    # Targets of a classification have another shape, and so have those of other outputs.
+    assert int(rgpr.RGPR(mlp()).fit([x[:45], x[45:]])._fit_count) == ROWS
+    model = rgpr.RGPR(mlp(4, 1), likelihood="regression").fit([x[:45], x[45:]])
+    assert int(model._fit_count) == ROWS
+    for likelihood in ("regression", "multilabel"):
+        model = rgpr.RGPR(mlp(4, 4), likelihood=likelihood)
+        for use in (model.fit, rgpr.RGPR(mlp(4, 4), likelihood=likelihood).fit([x]).calibrate):
+            with pytest.raises(TypeError, match=r"\[\(a, None\), \(b, None\)\]"):
+                use([x[:45], x[45:]])
+        assert int(model.fit([(x[:45], None), (x[45:], None)])._fit_count) == ROWS
+
+
+def test_some_batches_without_targets() -> None:
+    x, y = tensors()
+    with pytest.warns(UserWarning, match="some batches have targets and others have none") as seen:
+        rgpr.RGPR(mlp()).fit([(x, y), x, (x, y), x])
+    assert len(seen) == 1
+
+
+def test_a_list_is_no_frame() -> None:
+    pytest.importorskip("pandas")
+    x, _ = tensors()
+    model = rgpr.RGPR(mlp()).fit(frame())
+    assert len(model.predict([x, x]).to_frame()) == 2 * ROWS
+    assert list(model.predict(frame()[50:]).to_frame().index) == list(range(50, ROWS))
+
+
+def test_a_frame_of_targets_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pd = pytest.importorskip("pandas")
+    calls, plain = [], pd.DataFrame.to_numpy
+    y = pd.DataFrame({"y": Y})
+    batches = as_batches((np.repeat(X, 100, 0), pd.concat([y] * 100)))
+    monkeypatch.setattr(pd.DataFrame, "to_numpy", lambda *a, **k: calls.append(1) or plain(*a, **k))
+    assert len(list(batches)) > 5
+    assert not calls
+
+
+def test_sparse_and_packed_inputs_are_named() -> None:
+    x, y = tensors()
+    packed = nn.utils.rnn.pack_padded_sequence(x[:, :, None], torch.full((ROWS,), 4), True)
+    nested = torch.nested.nested_tensor([x[:3], x[:5]])
+    model = rgpr.RGPR(mlp()).fit(x)
+    for form, message in (
+        (x.to_sparse(), r"sparse \(Tensor\); pass x\.to_dense\(\)"),
+        (packed, r"a PackedSequence.*pass \(padded, lengths\)"),
+        (nested, r"a nested tensor; pass x\.to_padded_tensor"),
+    ):
+        for use in (model, model.score):
+            with pytest.raises(TypeError, match=message):
+                use(form)
+        for data in (form, [form], [(form, y)]):
+            with pytest.raises(TypeError, match=message):
+                rgpr.RGPR(mlp()).fit(data)
+    scipy = pytest.importorskip("scipy.sparse")
+    with pytest.raises(TypeError, match=r"sparse \(csr_matrix\); pass x\.toarray\(\)"):
+        rgpr.RGPR(mlp()).fit(scipy.csr_matrix(X), Y)
 
 
 @given(rows=st.integers(0, 5000), numbers=st.integers(1, 300_000))

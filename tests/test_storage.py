@@ -232,6 +232,21 @@ def test_extra_state_is_not_lost_silently(tmp_path: Path) -> None:
         model.save(tmp_path / "m")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_quantised_network_is_saved_as_a_state(tmp_path: Path) -> None:
+    def network() -> nn.Module:
+        return torch.ao.quantization.quantize_dynamic(mlp(), {nn.Linear})
+
+    x, path = torch.randn(60, 4), tmp_path / "model.pt"
+    model = rgpr.RGPR(network()).fit(x)
+    with pytest.raises(TypeError, match=r"part of a quantised network.*torch\.save\(model\.state"):
+        model.save(tmp_path / "model.safetensors")
+    torch.save(model.state_dict(), path)
+    again = rgpr.RGPR(network())
+    again.load_state_dict(torch.load(path))
+    torch.testing.assert_close(again(3 * x), model(3 * x))
+
+
 def test_the_metadata_is_plain_json(tmp_path: Path) -> None:
     path, _ = saved(tmp_path)
     header_length = int.from_bytes(path.read_bytes()[:8], "little")

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from ._backend.buffers import StableBuffers
 from ._backend.compiled import CompiledCall
-from ._network.batches import Batch, Shape, dtype_of, run
+from ._network.batches import Batch, Shape, dtype_of, gathered, run
 from ._network.checks import check_input, check_source, network_dtype_device, one_of
 from ._network.layers import LayerChoice, as_choice, check_layers
 from ._network.loaders import inputs, on_device
 from ._network.outputs import Output
 from ._network.representation import Representation, names_of
 from ._network.running import plain_module
-from ._network.sources import as_batches, check_columns
+from ._network.sources import Batches, as_batches, check_columns
 from ._network.table import LayerTable, table_of
 from .answers import conformal, probabilities
 from .answers.calibration import Calibration, calibrate
@@ -220,7 +220,7 @@ class RGPR(StableBuffers):
         """
         data = self._data(train_loader, y, fitted=False)
         fitted = fit(self._plan(r), data, progress)
-        self._columns = getattr(data, "columns", None)
+        self._columns = data.columns if isinstance(data, Batches) else None
         self._layers, self._input_shape = fitted.layers, fitted.shape
         self.residual = fitted.residual
         for name in _LEARNED:
@@ -238,7 +238,7 @@ class RGPR(StableBuffers):
 
     def _data(self, source: Any, y: Any = None, *, fitted: bool = True) -> Iterable[Any]:
         """Batches of what a user passes as data, whose columns must be those of the fit."""
-        data = as_batches(source if y is None else (source, y), self.posterior.network)
+        data = as_batches(source, self.posterior.network, y)
         check_columns(data, self._columns if fitted else None)
         return data
 
@@ -509,13 +509,14 @@ class RGPR(StableBuffers):
 
     def forward(
         self,
-        x: Batch,
-        *,
+        x: Batch | None = None,
+        *others: Tensor,
         link_approx: str = "probit",
         n_samples: int = 100,
         generator: torch.Generator | None = None,
         diagonal_output: bool = False,
         pred_type: str = "glm",
+        **parts: Tensor,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Predict, in one pass through the network.
 
@@ -527,6 +528,7 @@ class RGPR(StableBuffers):
         Args:
             x: ``(B, ...)``, of the shape, dtype and device that the network takes; or a dict or a
                 tuple of such tensors, for a network that takes several.
+            others: The other tensors, if ``x`` is the first of several.
             link_approx: ``"probit"``, ``"mc"`` or, for classification alone, ``"bridge"``.
             n_samples: Number of samples for ``"mc"``. A multiple of the number of classes (of two
                 for labels) makes the confidence far away exactly ``1 / C``.
@@ -534,6 +536,7 @@ class RGPR(StableBuffers):
             diagonal_output: For regression, return variances instead of covariances.
             pred_type: Only ``"glm"``, which laplace-torch's calls often name; to predict by
                 samples of weights, wrap a posterior that draws them.
+            parts: Tensors by the names of the network's parameters, as an alternative to a dict.
 
         Returns:
             Classification: probabilities ``(B, C)`` in the dtype of ``x``, two columns for a
@@ -544,9 +547,11 @@ class RGPR(StableBuffers):
 
         Raises:
             RuntimeError: The model was not fitted.
-            TypeError: ``x`` has the wrong dtype.
+            TypeError: ``x`` has the wrong dtype, or an argument is no tensor.
             ValueError: ``x`` has the wrong shape or device, or a NaN with ``nan="raise"``.
         """
+        if x is None or others or parts:
+            x = gathered(self.posterior.network, x, others, parts)
         if link_approx != "probit":
             probabilities.check_link(link_approx, self._likelihood)
         if pred_type != "glm":

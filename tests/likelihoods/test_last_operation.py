@@ -204,7 +204,7 @@ def test_a_compiled_end_is_seen_or_warned_of() -> None:
     model = rgpr.RGPR(Ends(mlp(), compiled))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "all outputs of the first batch")
-        with pytest.raises((ValueError, UserWarning), match="ends in|lie between 0 and 1"):
+        with pytest.raises((ValueError, UserWarning), match=r"ends in|lie between 0 and 1"):
             model.fit([torch.randn(30, 4)])
 
 

@@ -52,7 +52,9 @@ def whole(count: int = 40) -> Tensor:
         (torch.full((40,), 7.0), r"the label 7 .*0 to 2.*likelihood='regression'"),
         (torch.where(whole() == 1, -100, whole()), "the label -100 .*remove these rows"),
         (whole() - 1, "the label -1 .*remove these rows"),
-        (torch.full((40,), torch.nan), "likelihood='regression'"),
+        (torch.full((40,), torch.nan), "no label in 40 of its 40 rows.*remove rows"),
+        (torch.where(whole() == 1, torch.nan, 0.0), "first in row 1.*remove rows without a label"),
+        (torch.full((40, 3), torch.nan), "no label in 40 of its 40 rows"),
         (whole(39), r"\(39,\) for 40 inputs.*expected class indices"),
         (torch.zeros(40, 2, 2).long(), r"\(40, 2, 2\).*expected class indices \(B,\)"),
         (torch.tensor(1), r"shape \(\) for 40 inputs"),
@@ -74,6 +76,32 @@ def test_no_classes(target: Tensor, message: str) -> None:
         for use in uses:
             with pytest.raises(ValueError, match=message):
                 use([(x, target)])
+
+
+def test_two_classes_of_both_signs() -> None:
+    x, y = blobs(2, n=80)
+    for form in (2 * y - 1, 2.0 * y - 1):
+        for network in (mlp(4, 1), mlp(4, 2)):
+            with pytest.raises(ValueError, match=r"the label -1 .*give \(y > 0\)\.long\(\)"):
+                rgpr.RGPR(network).fit([(x, form)])
+
+
+def test_four_numbers_a_row_are_no_four_classes() -> None:
+    hot = nn.functional.one_hot(torch.arange(9) % 4, 4)
+    assert torch.equal(CLASSES.target(hot, (9, 4), 0), torch.arange(9) % 4)
+    with pytest.raises(ValueError, match=r"\(9, 2, 2\).*one-hot rows \(B, 4\)"):
+        CLASSES.target(hot.reshape(9, 2, 2), (9, 4), 0)
+
+
+def test_labels_that_pandas_calls_missing() -> None:
+    pd = pytest.importorskip("pandas")
+    x = np.random.default_rng(0).normal(size=(40, 4))
+    y = pd.Series(whole().numpy(), dtype="Int64")
+    model = rgpr.RGPR(mlp()).fit(x, y)
+    for missing in (y.mask(y == 1), pd.DataFrame({"y": y.mask(y == 1)})):
+        for use in (rgpr.RGPR(mlp()).fit, model.calibrate):
+            with pytest.raises(ValueError, match=r"first in row 1.*remove rows"):
+                use(x, missing)
 
 
 def test_the_batch_is_named() -> None:
@@ -120,6 +148,16 @@ def test_words(words: object) -> None:
     for use in (rgpr.RGPR(mlp()).fit, model.calibrate, model.tune):
         with pytest.raises(TypeError, match=r"words, such as 'cat'.*names\.index"):
             use([(x, words)])
+        with pytest.raises(TypeError, match=r"words, such as 'cat'.*names\.index"):
+            use(x, words)
+
+
+def test_words_of_pandas() -> None:
+    pd = pytest.importorskip("pandas")
+    x, words = torch.randn(40, 4), pd.Series(["cat", "dog"] * 20)
+    for form in (words, words.astype("category"), words.astype("string")):
+        with pytest.raises(TypeError, match=r"words, such as 'cat'.*names\.index"):
+            rgpr.RGPR(mlp()).fit(x, form)
 
 
 def test_no_numbers_at_all() -> None:
@@ -137,9 +175,10 @@ def test_labels_that_are_independent() -> None:
         (y[:, 0], r"\(9, 4\); expected \(B, 4\).*likelihood='classification'"),
         (y[:, :3], r"shape \(9, 3\).*expected \(B, 4\)"),
         (y[:8], r"shape \(8, 4\) for 9 inputs"),
-        (y - 1, "target -1.*remove these rows"),
+        (y - 1, "target -1.*if -1 marks labels that are not known, remove these rows"),
         (y * 0.5 + 0.1, r"a label is there \(1\) or not \(0\).*y > 0\.5"),
-        (y * torch.nan, "target nan"),
+        (y * torch.nan, "no label in 9 of its 9 rows.*remove rows without a label"),
+        (y * 2 - 1, r"target -1.*give \(y > 0\) if -1 stands"),
     ):
         with pytest.raises(ValueError, match="batch 3 has .*" + message):
             LABELS.target(bad, (9, 4), 3)

@@ -53,10 +53,11 @@ class CompiledCall:
         self._model, self._export, self._check, self._options = model, export, check, options
         self._made = _Graphs(model)
 
-    def __call__(self, x: Tensor, **options: Any) -> Any:
+    def __call__(self, *given: Any, **options: Any) -> Any:
         model, made = self._model, self._made
-        if options or not self._plain(x):
-            return model._call_impl(x, **options)  # type: ignore[no-untyped-call]
+        if options or len(given) != 1 or not self._plain(given[0]):
+            return model._call_impl(*given, **options)  # type: ignore[no-untyped-call]
+        x = given[0]
         self._check(x)
         if made.by_key and made.watched:  # no graph would tell those who watch
             return model._call_impl(x)  # type: ignore[no-untyped-call]

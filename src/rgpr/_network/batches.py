@@ -5,8 +5,8 @@ tensors. Its *parts* are these tensors, each with one row for every example. Tho
 are measured as the input; integers and booleans (ids, masks, positions) travel along.
 
 How a network is called follows from the signature of its ``forward``: a dict goes in by keywords if
-its keys are parameters, and otherwise as the one argument of a network that takes one; a tuple goes
-in by position.
+its keys are parameters; otherwise a network that takes one argument gets the entry of a usual name,
+or the whole dict. A tuple goes in by position.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from .._backend.arithmetic import pooled
+from .masks import Mask, is_mask, mask_of
 
 __all__ = [
+    "INPUT_KEYS",
     "Batch",
     "Shape",
     "Taken",
@@ -30,16 +33,18 @@ __all__ = [
     "copied",
     "dtype_of",
     "first_part",
+    "gathered",
     "largest",
     "mapped",
     "measured",
     "named",
     "numbers",
-    "over_positions",
+    "refuse_packed",
     "rows_of",
     "run",
     "shape_of",
     "taken_by",
+    "taken_of",
     "unmasked",
     "vectors",
     "zeroed",
@@ -50,9 +55,8 @@ Batch = Tensor | Mapping[str, Tensor] | tuple[Tensor, ...]
 # with None where sequences may have any length.
 Shape = torch.Size | dict[str, tuple[int | None, ...]]
 
-# One where a position counts; and torch's own, True where a position is to be ignored.
-_ATTENDED = "attention_mask"
-_IGNORED = ("mask", "key_padding_mask", "src_key_padding_mask")
+# What the one input of a network is usually called in a dict.
+INPUT_KEYS = ("x", "input", "inputs", "image", "images", "pixel_values", "features", "data")
 
 
 # -- how a network is called ---------------------------------------------------------------------
@@ -66,6 +70,8 @@ class Taken:
         positional: Names of the parameters that can be given by position.
         names: Names of the parameters that can be given by keyword.
         required: Names of the parameters by position that have no default.
+        optional: Names of those that are ``None`` unless given, as tensors may be.
+        any_number: Whether it takes any number of arguments by position.
         any_name: Whether it takes keywords of any name.
         annotation: The annotation of the first parameter, as it is written.
     """
@@ -73,17 +79,36 @@ class Taken:
     positional: tuple[str, ...]
     names: frozenset[str]
     required: tuple[str, ...]
-    any_name: bool
-    annotation: str
+    optional: tuple[str, ...] = ()
+    any_number: bool = False
+    any_name: bool = False
+    annotation: str = ""
 
     def by_keyword(self, keys: Sequence[str]) -> bool:
         """Whether a dict with these keys can go in by keywords."""
         known = self.any_name or self.names.issuperset(keys)
         return known and set(keys).issuperset(self.required)
 
+    def by_position(self, count: int) -> bool:
+        """Whether so many tensors can go in by position."""
+        return len(self.required) <= count and (self.any_number or count <= len(self.positional))
+
+    def one_argument(self, entries: Mapping[str, Any]) -> Any:
+        """What a network with one required parameter gets, none of whose names is a key.
+
+        That is the entry of a usual name, or all of them; ``None`` where only a tensor would do.
+        """
+        usual = next((key for key in INPUT_KEYS if key in entries), None)
+        wants = self.annotation.lower()
+        if usual is not None and not any(w in wants for w in ("mapping", "dict", "encoding")):
+            return entries[usual]
+        return dict(entries) if "tensor" not in wants and entries else None
+
     def __str__(self) -> str:
-        names = [*self.positional, *sorted(self.names.difference(self.positional))]
-        return ", ".join([*names, *(["**"] if self.any_name else [])])
+        names = [f"{name}=None" if name in self.optional else name for name in self.positional]
+        names += sorted(self.names.difference(self.positional))
+        more = [*(["*"] if self.any_number else []), *(["**"] if self.any_name else [])]
+        return ", ".join([*names, *more])
 
 
 def _taken_by(kind: type[nn.Module]) -> Taken:
@@ -97,12 +122,26 @@ def _taken_by(kind: type[nn.Module]) -> Taken:
         positional=tuple(p.name for p in positional),
         names=frozenset(p.name for p in parameters if p.kind in by_name),
         required=tuple(p.name for p in positional if p.default is inspect.Parameter.empty),
+        optional=tuple(p.name for p in positional if p.default is None),
+        any_number=any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters),
         any_name=any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters),
         annotation="" if first is inspect.Parameter.empty else str(first),
     )
 
 
 taken_by: Callable[[type[nn.Module]], Taken] = lru_cache(maxsize=256)(_taken_by)  # type: ignore[assignment]
+
+# A network of which nothing is known is taken to want one tensor.
+_ONE = Taken(("x",), frozenset(), ("x",), annotation="Tensor")
+
+
+def taken_of(network: nn.Module | None) -> Taken:
+    """What a network takes; a sequence takes whatever its first module takes."""
+    while isinstance(network, nn.Sequential) and len(network):
+        if type(network).forward is not nn.Sequential.forward:
+            break
+        network = network[0]
+    return _ONE if network is None else taken_by(type(network))
 
 
 def arguments(network: nn.Module, x: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -119,11 +158,36 @@ def arguments(network: nn.Module, x: Batch) -> tuple[tuple[Any, ...], dict[str, 
     if taken.by_keyword(list(x)):
         return (), dict(x)
     if len(taken.required) == 1:
-        return (dict(x),), {}
+        whole = taken.one_argument(x)
+        return (dict(x) if whole is None else whole,), {}
     raise TypeError(
         f"the batch has the keys {list(x)} and the forward of {type(network).__name__} takes "
         f"({taken}); leave out entries that it does not take, and name the others as it does"
     )
+
+
+def gathered(network: nn.Module, x: Any, others: Sequence[Any], named: Mapping[str, Any]) -> Batch:
+    """The batch that is meant by a call like the network's own, ``model(a, b)`` or ``model(a=a)``.
+
+    Raises:
+        TypeError: Something is no tensor, or no parameter of the network.
+    """
+    taken = taken_by(type(network))
+    positional = [part for part in (x, *others) if part is not None]
+    wrong = [name for name in named if not (taken.any_name or name in taken.names)]
+    wrong += [name for name, part in named.items() if not isinstance(part, Tensor)]
+    if wrong or not all(isinstance(part, Tensor) for part in positional):
+        what = f"by the names {sorted(set(wrong))}" if wrong else "by position"
+        raise TypeError(
+            f"a call got something {what} that is neither an option of the model nor a tensor for "
+            f"the network, whose forward takes ({taken}). Pass tensors, or one dict: "
+            "model({'name': tensor, ...})"
+        )
+    if not named and positional:
+        return tuple(positional)
+    if not positional and not named:
+        raise TypeError(f"a call got no input; the network's forward takes ({taken})")
+    return {**dict(zip(taken.positional, positional, strict=False)), **named}
 
 
 def run(network: nn.Module, x: Batch) -> Any:
@@ -160,6 +224,7 @@ def named(network: nn.Module, x: Batch) -> dict[str, Tensor]:
     """
     if isinstance(x, Tensor):
         return {"": x}
+    refuse_packed(x)
     if isinstance(x, Mapping):
         parts = dict(x)
     elif isinstance(x, tuple):
@@ -171,6 +236,7 @@ def named(network: nn.Module, x: Batch) -> dict[str, Tensor]:
             "of tensors"
         )
     for name, part in parts.items():
+        refuse_packed(part)
         if not isinstance(part, Tensor):
             raise TypeError(
                 f"the part '{name}' of the input is a {type(part).__name__}; expected a tensor"
@@ -178,6 +244,28 @@ def named(network: nn.Module, x: Batch) -> dict[str, Tensor]:
     if not parts:
         raise ValueError("the input is empty; expected at least one tensor")
     return parts
+
+
+def refuse_packed(x: Any) -> None:
+    """Refuse tensors that are not there number by number.
+
+    Raises:
+        TypeError: The message names the form and what to give instead.
+    """
+    if isinstance(x, PackedSequence):
+        raise TypeError(
+            "the input is a PackedSequence, which has no row for each example; give the network a "
+            "forward(padded, lengths) that packs inside, with pack_padded_sequence(padded, "
+            "lengths.cpu(), batch_first=True, enforce_sorted=False), and pass (padded, lengths)"
+        )
+    if isinstance(x, Tensor) and x.is_nested:
+        raise TypeError("the input is a nested tensor; pass x.to_padded_tensor(0.0), and a mask")
+    if (isinstance(x, Tensor) and x.layout is not torch.strided) or hasattr(x, "nnz"):
+        dense = "x.to_dense()" if isinstance(x, Tensor) else "x.toarray()"
+        raise TypeError(
+            f"the input is sparse ({type(x).__name__}); pass {dense}, and if it is too large for "
+            "memory, a loader whose batches are made dense one by one"
+        )
 
 
 def first_part(x: Batch) -> Tensor:
@@ -199,41 +287,13 @@ def numbers(network: nn.Module, x: Batch) -> dict[str, Tensor]:
     """The parts of real numbers that are no masks, by name: what is measured of the input."""
     parts = named(network, x)
     return {
-        name: part
-        for name, part in parts.items()
-        if part.is_floating_point() and name != _ATTENDED and not _is_torch_mask(name, part)
+        name: part for name, part in parts.items() if part.is_floating_point() and not is_mask(name)
     }
 
 
-def _is_torch_mask(name: str, part: Tensor) -> bool:
-    """Whether True, or minus infinity, says that a position is to be ignored.
-
-    What is just called a mask may be anything, unless it is boolean.
-    """
-    return name in _IGNORED and (name != "mask" or part.dtype == torch.bool)
-
-
-def unmasked(network: nn.Module, x: Batch) -> Tensor | None:
-    """Which positions of its sequences count, ``(B, T)`` booleans, if the batch has a mask."""
-    if isinstance(x, Tensor):
-        return None
-    for name, part in named(network, x).items():
-        if part.dim() == 2 and name == _ATTENDED:
-            return part != 0
-        if part.dim() == 2 and _is_torch_mask(name, part):
-            return part == 0
-    return None
-
-
-def over_positions(h: Tensor, counted: Tensor | None) -> Tensor:
-    """The mean over those positions of a sequence ``(B, C, T)`` that count, ``(B, C)``.
-
-    Whatever is no sequence of that length comes back as it is.
-    """
-    if counted is None or h.dim() != 3 or (h.shape[0], h.shape[2]) != counted.shape:
-        return h
-    total = torch.where(counted[:, None], h, 0.0).sum(2)
-    return total / counted.sum(1, keepdim=True).clamp_min(1).to(h.dtype)
+def unmasked(network: nn.Module, x: Batch) -> Mask | None:
+    """The mask that says which positions of its sequences count, if the batch has one."""
+    return None if isinstance(x, Tensor) else mask_of(named(network, x))
 
 
 def measured(network: nn.Module, x: Batch) -> Tensor:
@@ -243,16 +303,19 @@ def measured(network: nn.Module, x: Batch) -> Tensor:
     """
     if isinstance(x, Tensor):
         return x
-    counted = unmasked(network, x)
+    mask = unmasked(network, x)
     parts = [
-        over_positions(part.transpose(1, 2), counted)
-        if counted is not None and part.dim() == 3 and part.shape[:2] == counted.shape
-        else part
+        mask.mean(part.transpose(1, 2)) if _masked(part, mask) else part  # type: ignore[union-attr]
         for part in numbers(network, x).values()
     ]
     if len(parts) == 1 and parts[0].dim() > 1:
         return parts[0]
     return torch.cat([_flat(part) for part in parts], 1)
+
+
+def _masked(part: Tensor, mask: Mask | None) -> bool:
+    """Whether a part ``(B, T, ...)`` is a sequence of the mask's length."""
+    return mask is not None and part.dim() == 3 and mask.fits(part.transpose(1, 2))
 
 
 def _flat(part: Tensor) -> Tensor:
@@ -300,12 +363,8 @@ def shape_of(network: nn.Module, x: Batch) -> Shape:
     """The shape of one input; see :data:`Shape`."""
     if isinstance(x, Tensor) and x.is_floating_point():
         return x.shape[1:]
-    counted = unmasked(network, x)
-    free = {
-        name: part.dim() == 3 and counted is not None and part.shape[:2] == counted.shape
-        for name, part in numbers(network, x).items()
-    }
+    mask = unmasked(network, x)
     return {
-        name: (None, *part.shape[2:]) if free[name] else tuple(part.shape[1:])
+        name: (None, *part.shape[2:]) if _masked(part, mask) else tuple(part.shape[1:])
         for name, part in numbers(network, x).items()
     }

@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from .batches import Batch, Shape, named, numbers, shape_of
+from .batches import Batch, Shape, named, numbers, refuse_packed, shape_of, unmasked
 
 __all__ = [
     "check_batch",
@@ -39,6 +39,8 @@ def check_input(
         ValueError: On another device, without a batch dimension, or of another shape.
     """
     if isinstance(x, Tensor) and x.is_floating_point():
+        if x.layout is not torch.strided or x.is_nested:
+            refuse_packed(x)
         _check_part("the input", x, network)
         if x.shape[1:] != shape and shape is not None:
             _check_shapes(shape_of(network, x), shape)
@@ -75,10 +77,14 @@ def _check_part(what: str, x: Tensor, network: nn.Module) -> None:
         )
     dtype, device = network_dtype_device(network)
     if dtype is not None and x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
-        raise TypeError(
-            f"{what} has dtype {x.dtype} but the network computes in {dtype}; "
-            f"use x.to({dtype}) or cast the network"
-        )
+        tensors = chain(network.parameters(), network.buffers())
+        every = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+        if x.dtype not in every:  # which of several it takes first, only the network knows
+            several = " and ".join(sorted(map(str, every)))
+            raise TypeError(
+                f"{what} has dtype {x.dtype} but the network computes in {several}; "
+                f"use x.to({dtype}) or cast the network"
+            )
     if device is not None and x.device != device:
         raise ValueError(f"{what} is on {x.device} but the network is on {device}; move one")
 
@@ -163,6 +169,8 @@ def check_batch(
 ) -> None:
     """:func:`check_input` for a batch of training data, which must also be finite.
 
+    Each of its rows must have positions that count, if there is a mask.
+
     Looking at ``values`` waits for a GPU; whoever notices them otherwise need not.
     """
     try:
@@ -172,6 +180,9 @@ def check_batch(
     if not values:
         return
     tensors = [x] if isinstance(x, Tensor) else numbers(network, x).values()
+    mask = unmasked(network, x)
+    if mask is not None:
+        mask.check_rows(f"batch {number}")
     if not all(bool(part.isfinite().all()) for part in tensors):
         raise not_finite(f"batch {number}")
 

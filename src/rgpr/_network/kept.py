@@ -14,16 +14,16 @@ __all__ = ["Form", "Kept", "cat", "form_of", "joined"]
 
 
 def cat(parts: Sequence[Tensor]) -> Tensor:
-    """The rows of several tensors; zeros fill up shorter sequences ``(B, T, ...)``."""
+    """The rows of several tensors; zeros fill up every axis that is shorter in some of them."""
     if len({part.shape[1:] for part in parts}) <= 1:
         return torch.cat(list(parts))
-    width = max(part.shape[1] for part in parts)
-    return torch.cat(
-        [
-            torch.cat([part, part.new_zeros(len(part), width - part.shape[1], *part.shape[2:])], 1)
-            for part in parts
-        ]
-    )
+    sizes = [max(column) for column in zip(*(part.shape[1:] for part in parts), strict=True)]
+    whole = parts[0].new_zeros(sum(map(len, parts)), *sizes)
+    start = 0
+    for part in parts:
+        whole[(slice(start, start + len(part)), *map(slice, part.shape[1:]))] = part
+        start += len(part)
+    return whole
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
@@ -50,13 +50,13 @@ def form_of(x: Batch) -> Form:
 class Kept:
     """Rows that were kept of many batches, as columns that a reservoir holds.
 
-    Sequences of batches may differ in length. They are filled up to the longest to be kept
-    together, and cut to their own length before the network sees them again.
+    Sequences of batches may differ in length, on any axis. They are filled up to the longest to be
+    kept together, and cut to their own sizes before the network sees them again.
 
     Attributes:
         form: The form of the batches.
         columns: A tensor for each part; unless the batch is one tensor of real numbers, a last one
-            ``(N, parts)`` holds the lengths.
+            ``(N, axes)`` holds the sizes of all parts, one after the other.
     """
 
     form: Form
@@ -68,23 +68,24 @@ class Kept:
         if isinstance(x, Tensor) and x.is_floating_point():
             return [x]
         parts = [x] if isinstance(x, Tensor) else list(x.values() if isinstance(x, Mapping) else x)
-        lengths = torch.tensor([part.shape[1] if part.dim() > 1 else 0 for part in parts])
-        return [*parts, lengths.expand(len(parts[0]), -1).to(parts[0].device)]
+        # A zero in the place of the rows, so that there is a number even if no part has more axes.
+        sizes = torch.tensor([size for part in parts for size in (0, *part.shape[1:])])
+        return [*parts, sizes.expand(len(parts[0]), -1).to(parts[0].device)]
 
     def split(self, size: int) -> tuple[Tensor | slice, list[Batch]]:
         """Batches of at most so many rows, each of one length, and the order to put them back."""
         if len(self.columns) == 1:
             return slice(None), list(torch.split(self.columns[0], size))
-        *parts, lengths = self.columns
-        distinct, group = torch.unique(lengths, dim=0, return_inverse=True)
+        *parts, sizes = self.columns
+        distinct, group = torch.unique(sizes, dim=0, return_inverse=True)
         every = [
-            (rows, widths)
-            for number, widths in enumerate(distinct.tolist())
+            (rows, own.split([part.dim() for part in parts]))
+            for number, own in enumerate(distinct.cpu())
             for rows in torch.split((group == number).nonzero().flatten(), size)
         ]
         batches = [
-            self._batch([_cut(p[rows], w) for p, w in zip(parts, widths, strict=True)])
-            for rows, widths in every
+            self._batch([_cut(p[rows], own) for p, own in zip(parts, each, strict=True)])
+            for rows, each in every
         ]
         return torch.cat([rows for rows, _ in every]).argsort(), batches
 
@@ -94,5 +95,6 @@ class Kept:
         return parts[0] if self.form is None else tuple(parts)
 
 
-def _cut(part: Tensor, width: int) -> Tensor:
-    return part[:, :width] if part.dim() > 1 else part
+def _cut(part: Tensor, sizes: Tensor) -> Tensor:
+    """The rows without what fills up their other axes."""
+    return part[(slice(None), *map(slice, sizes.tolist()[1:]))]

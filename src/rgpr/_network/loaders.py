@@ -1,12 +1,13 @@
 """Inputs and targets: what comes out of a loader, split as the network's signature asks for.
 
-A network with ``k`` parameters by position gets the first ``k`` tensors of a batch ``(a, b, y)``,
-and the next one is the target. Of a dict it gets the entries that its ``forward`` takes, less those
-that are usual names of a target.
+A network with ``k`` required parameters gets the first ``k`` tensors of a batch ``(a, b, y)``, and
+the next one is the target. Of a dict it gets the entries that its ``forward`` takes, less those
+that are usual names of a target, unless it requires them.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -14,16 +15,13 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from .batches import Batch, Taken, mapped, taken_by
+from .batches import INPUT_KEYS, Batch, Taken, mapped, refuse_packed, taken_of
 from .processes import active
 from .targets import numbers
 
 __all__ = ["inputs", "inputs_and_targets", "labelled", "on_device"]
 
 _TARGET_KEYS = ("y", "label", "labels", "target", "targets")
-_INPUT_KEYS = ("x", "input", "inputs", "image", "images", "pixel_values", "features", "data")
-# A network of which nothing is known is taken to want one tensor.
-_ONE = Taken(("x",), frozenset(), ("x",), False, "Tensor")
 
 
 def inputs(
@@ -91,9 +89,7 @@ def _pairs(
     loader: Iterable[Any], network: nn.Module | None, *, progress: bool, description: str
 ) -> Iterator[tuple[Batch, Any]]:
     """Inputs of every batch, and whatever stands where its target is expected."""
-    while isinstance(network, nn.Sequential) and len(network):
-        network = network[0]  # a sequence takes whatever its first module takes
-    taken = _ONE if network is None else taken_by(type(network))
+    taken = taken_of(network)
     for batch in _batches(loader, progress=progress, description=description):
         yield _split(batch, taken)
 
@@ -101,30 +97,72 @@ def _pairs(
 def _split(batch: Any, taken: Taken) -> tuple[Batch, Any]:
     """The inputs of a batch, and what stands where its target is expected."""
     count = max(1, len(taken.required))
-    if isinstance(batch, list | tuple) and count == 1 and batch and isinstance(batch[0], Tensor):
-        return batch[0], batch[1] if len(batch) > 1 else None
+    refuse_packed(batch)
     if isinstance(batch, Mapping):
-        target = next((batch[key] for key in _TARGET_KEYS if key in batch), None)
-        return _entries(batch, taken), target
-    if not isinstance(batch, list | tuple) or len(batch) == 0:
-        return _tensor(batch), None
-    first = batch[0]
-    if isinstance(first, Mapping | list | tuple):  # the inputs have a bracket of their own
-        x: Batch = _entries(first, taken) if isinstance(first, Mapping) else _several(first)
-        return x, batch[1] if len(batch) > 1 else None
-    if count == 1:
-        return _tensor(first), batch[1] if len(batch) > 1 else None
-    if len(batch) < count:
+        names = [key for key in _TARGET_KEYS if key in batch and key not in taken.required]
+        return _entries(batch, taken), batch[names[0]] if names else None
+    parts = list(batch) if isinstance(batch, list | tuple) and len(batch) else [batch]
+    first, target = parts[0], parts[1] if len(parts) > 1 else None
+    if isinstance(first, Mapping):  # the inputs have a bracket of their own
+        return _entries(first, taken), target
+    if isinstance(first, list | tuple) and first:
+        refuse_packed(first)
+        return _bracket(first, taken), target
+    if len(parts) < count:
         raise ValueError(
-            f"a batch has {len(batch)} tensors and the network takes {count}, "
+            f"a batch has {_tensors(len(parts))} and the network takes {count}, "
             f"({', '.join(taken.required)}); yield them in this order, and the target after them"
         )
-    return _several(batch[:count]), batch[count] if len(batch) > count else None
+    _check_count(parts, count, taken)
+    if count == 1:
+        return _tensor(first), target
+    x = _several(parts[:count])
+    if len(parts) == count and x[-1].dim() == 1 and not x[-1].is_floating_point():
+        warnings.warn(
+            f"a batch has {_tensors(count)} and forward takes ({taken}), so the last, whole "
+            f"numbers of shape {tuple(x[-1].shape)}, goes in as '{taken.required[-1]}' and there "
+            "are no targets. If these are the targets, yield them after all inputs; if not, yield "
+            f"(({', '.join(taken.required)}), None), which is not asked about",
+            stacklevel=2,
+        )
+    return x, parts[count] if len(parts) > count else None
+
+
+def _bracket(parts: Any, taken: Taken) -> Batch:
+    """The inputs of a batch ``((a, b), y)``."""
+    x = _several(parts)
+    if not taken.by_position(len(x)):
+        raise ValueError(
+            f"the inputs of a batch are {_tensors(len(x))}, and forward takes ({taken}): give as "
+            "many as it takes, in this order. If it takes a list of tensors as one argument, let "
+            "it take any number of them instead: forward(self, *tensors)"
+        )
+    return x
+
+
+def _check_count(parts: list[Any], count: int, taken: Taken) -> None:
+    """Refuse a batch of which it is open where the inputs end and the target begins.
+
+    What the network can do without may be among the tensors, ``(x, lengths, y)``, or not.
+    """
+    given = [part for part in parts if isinstance(part, Tensor)]
+    open_ = [name for name in taken.optional if name not in _TARGET_KEYS]
+    if len(given) > count + 1 and (open_ or taken.any_number):
+        first = ", ".join([*taken.required, *open_][: max(2, count)] or ["a", "b"])
+        raise ValueError(
+            f"a batch has {_tensors(len(given))} and forward takes ({taken}), so which of them is "
+            f"the target? Yield (({first}), y) with all inputs in a bracket of their own, a dict "
+            "with the names of the parameters, or no more than the required inputs and y"
+        )
+
+
+def _tensors(count: int) -> str:
+    return f"{count} tensor{'s' if count != 1 else ''}"
 
 
 def _entries(batch: Mapping[str, Any], taken: Taken) -> Batch:
     """The entries of a dict that the network takes: a single one as a tensor."""
-    others = {key: batch[key] for key in batch if key not in _TARGET_KEYS}
+    others = {k: batch[k] for k in batch if k not in _TARGET_KEYS or k in taken.required}
     chosen = {key: part for key, part in others.items() if key in taken.names}
     if not chosen and taken.any_name and not taken.required:
         chosen = others
@@ -132,16 +170,15 @@ def _entries(batch: Mapping[str, Any], taken: Taken) -> Batch:
         if list(chosen) == list(taken.positional[:1]):
             return _tensor(*chosen.values())
         return {key: _tensor(part) for key, part in chosen.items()}
-    usual = next((key for key in _INPUT_KEYS if key in others), None)
-    wants_dict = any(word in taken.annotation.lower() for word in ("mapping", "dict", "encoding"))
-    if len(taken.required) == 1 and usual is not None and not wants_dict:
-        return _tensor(others[usual])
-    if len(taken.required) == 1 and "Tensor" not in taken.annotation and others:
-        return {key: part for key, part in others.items() if isinstance(part, Tensor)}
+    whole = taken.one_argument(others) if len(taken.required) == 1 else None
+    if isinstance(whole, Mapping):
+        return {key: part for key, part in whole.items() if isinstance(part, Tensor)}
+    if whole is not None:
+        return _tensor(whole)
     raise KeyError(
         f"a batch has the keys {sorted(map(str, batch))}, and the network takes ({taken}): no "
         "entry fits. Name the entries like these parameters, yield (x, y) pairs instead, or call "
-        f"the one input of the network by a usual name ({', '.join(_INPUT_KEYS)})"
+        f"the one input of the network by a usual name ({', '.join(INPUT_KEYS)})"
     )
 
 
@@ -150,11 +187,12 @@ def _several(parts: Any) -> tuple[Tensor, ...]:
 
 
 def _tensor(part: Any) -> Tensor:
+    refuse_packed(part)
     if not isinstance(part, Tensor):
         raise TypeError(
             f"a batch gives {type(part).__name__} where a tensor of inputs was expected; "
             "loaders yield (x, y), x alone, as many tensors as the network takes, or a dict with "
-            "the inputs named like its parameters or one of: " + ", ".join(_INPUT_KEYS)
+            "the inputs named like its parameters or one of: " + ", ".join(INPUT_KEYS)
         )
     return part
 

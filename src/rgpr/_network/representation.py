@@ -26,7 +26,7 @@ class Representation:
         channel: The axis of the channels once the batch is the first axis. All others are
             positions. ``None`` stands for what files of earlier versions mean: the last of three
             axes, else the second.
-        token: The one position of a sequence that is read; ``None`` for all of them.
+        token: The one position of a sequence that is read, 0 or -1; ``None`` for all of them.
         source: Of the input, the module whose output, averaged over positions, stands in for it.
         plain: Whether batch and channels are the first two axes and every position is read.
     """
@@ -49,7 +49,7 @@ class Representation:
         channel = self.channel if self.channel is not None else (-1 if h.dim() == 3 else 1)
         if h.dim() > 2 and channel != 1:
             h = h.movedim(channel, 1)
-        return h[..., self.token] if self.token is not None and h.dim() == 3 else h
+        return h
 
 
 def names_of(representations: Sequence[Representation]) -> list[str]:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from .._backend.precision import full_precision
-from .batches import Batch, measured, over_positions, rows_of, unmasked, vectors
+from .batches import Batch, measured, rows_of, unmasked, vectors
+from .masks import Mask
 from .representation import GOES_IN, Representation, parse_layer
 
 __all__ = [
@@ -172,7 +173,7 @@ def capture(
     Each representation is taken at once, before an operation in place can change it, outside of
     autocast, and as ``(B, C, ...)``: positions come last. The input, which is the first of them, is
     taken before the pass. Where the batch has a mask, sequences are averaged over the positions
-    that count.
+    that count, or read at the first or the last of them.
 
     Args:
         network: The network whose next pass, by this thread, is read.
@@ -190,7 +191,7 @@ def capture(
     """
     reader = _Reader(layers, takes, x.shape[0] if isinstance(x, Tensor) else rows_of(x))
     if not isinstance(x, Tensor):
-        reader.counted = unmasked(network, x)
+        reader.mask = unmasked(network, x)
     before: dict[nn.Module, dict[int, int]] = {}
     after: dict[nn.Module, dict[int, int]] = {}
     for index, layer in enumerate(layers[1:], start=1):
@@ -228,7 +229,7 @@ class _Reader(Generic[T]):
         self, layers: Sequence[Representation], takes: Sequence[Callable[[Tensor], T]], rows: int
     ) -> None:
         self._layers, self._takes, self._rows = layers, takes, rows
-        self.counted: Tensor | None = None
+        self.mask: Mask | None = None
         self.found: list[Any] = [None] * len(layers)
         self.missing = set(range(len(layers)))
         self._compiling = torch.compiler.is_compiling()
@@ -239,8 +240,10 @@ class _Reader(Generic[T]):
         self.missing.discard(index)
         layer = self._layers[index]
         h = h if layer.plain else layer.arrange(h)
-        if self.counted is not None:
-            h = over_positions(h, self.counted)
+        if self.mask is not None and self.mask.fits(h):
+            h = self.mask.mean(h) if layer.token is None else self.mask.at(h, layer.token)
+        elif layer.token is not None and h.dim() == 3:
+            h = h[..., layer.token]
         if layer.source is not None:
             h = vectors(h)
         if torch.is_autocast_enabled(h.device.type):
@@ -271,14 +274,14 @@ class _Reader(Generic[T]):
             if not isinstance(h, Tensor):
                 h = first_tensor(h, layer.name)
             if h.is_quantized or h.is_nested:
-                h = dense(h, None if self.counted is None else self.counted.shape[1])
+                h = dense(h, None if self.mask is None else self.mask.counted.shape[1])
             if h.shape[layer.batch] != self._rows:
                 raise ValueError(
                     f"layer '{layer.name}' gives shape {tuple(h.shape)} for a batch of "
                     f"{self._rows}, which should be the size of axis {layer.batch}. Choose other "
                     "layers"
                 )
-            plain = layer.plain and self.counted is None
+            plain = layer.plain and self.mask is None
             if plain and not torch.is_autocast_enabled(h.device.type):
                 self.missing.discard(index)
                 self.found[index] = self._takes[index](h)

@@ -4,10 +4,11 @@
 data                                     what is read
 =======================================  =========================================================
 tensor, numpy array, pandas frame        inputs, one for each row
-a tuple of two of them, ``(X, y)``       inputs and targets
+a tuple of them, ``(X, y)``              inputs, as many as the network takes, and targets
+``((a, b), y)``, ``(dict, y)``           likewise, with the inputs in a bracket of their own
 dict of arrays, Hugging Face `Dataset`   dicts of columns under their names
 torch `Dataset`                          what a ``DataLoader`` of it gives
-any other iterable, such as a list       batches, as they come
+any other iterable, such as a list       batches, as they come; so are tensors of ``x.split(64)``
 =======================================  =========================================================
 
 Floating-point numbers of numpy and pandas take the network's dtype, since theirs is float64 whether
@@ -27,9 +28,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from .._backend.precision import at_least_float32
+from .batches import refuse_packed, taken_of
 from .checks import network_dtype_device
+from .targets import check_words, in_array
 
-__all__ = ["Batches", "as_batches", "check_columns", "check_read_again"]
+__all__ = ["Batches", "as_batches", "check_columns", "check_no_pair", "check_read_again"]
 
 # The fixed cost of a call, about a millisecond, is then small beside its work.
 _MOST_ROWS = 1024
@@ -44,12 +47,13 @@ class Batches:
 
     Args:
         rows: How many there are.
-        cut: Gives the batch of a slice of rows.
-        columns: Names of a frame's columns.
-        index: A frame's index.
+        cut: See below, as are the others.
 
     Attributes:
         dataset: Something as long as there are rows, where laplace-torch looks for their number.
+        cut: Gives the batch of a slice of rows.
+        columns: Names of a frame's columns.
+        index: A frame's index.
     """
 
     def __init__(
@@ -59,7 +63,7 @@ class Batches:
         columns: tuple[str, ...] | None = None,
         index: Any = None,
     ) -> None:
-        self.dataset, self._cut, self.columns, self.index = range(rows), cut, columns, index
+        self.dataset, self.cut, self.columns, self.index = range(rows), cut, columns, index
         self._size = _batch_size(cut(slice(0, 1)))
 
     def __len__(self) -> int:
@@ -67,35 +71,44 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         for number in range(len(self)):  # one empty batch if there is no row: it has a shape
-            yield self._cut(slice(number * self._size, (number + 1) * self._size))
+            yield self.cut(slice(number * self._size, (number + 1) * self._size))
 
 
-def as_batches(source: Any, network: nn.Module | None = None) -> Iterable[Any]:
+def as_batches(source: Any, network: nn.Module | None = None, y: Any = None) -> Iterable[Any]:
     """An iterable of batches from data in any of the forms above.
 
     Args:
         source: The data.
         network: What they are for; numpy's floating-point numbers take its dtype, or torch's
             default without it.
+        y: Targets, if ``source`` is arrays of inputs alone.
 
     Raises:
-        TypeError: A frame has columns that are no numbers, an array holds something else, or the
-            data are streams of single examples.
+        TypeError: A frame has columns that are no numbers, an array holds something else, the
+            data are streams of single examples, or targets come beside a loader.
         ValueError: Inputs and targets, or columns, differ in length.
     """
-    if isinstance(source, Batches | DataLoader | list):
+    if y is None and isinstance(source, Batches | DataLoader):
         return source
     floats = None if network is None else network_dtype_device(network)[0]
     floats = torch.get_default_dtype() if floats is None else floats
+    inputs = max(1, len(taken_of(network).required))
+    if y is not None:  # in a bracket, one array of several is no pair with the targets
+        return _together(((source,) if inputs > 1 and _is_array(source) else source, y), 1, floats)
+    if isinstance(source, list):
+        _check_list(source)
+        return source
+    refuse_packed(source)
     if _is_array(source):
-        return _arrays(source, None, floats)
-    if isinstance(source, tuple) and len(source) == 2 and _is_array(source[0]):
-        x, y = source
-        # A list of numbers is no batch of its own.
-        if y is None or _is_array(y) or (isinstance(y, list) and len(y) == len(x)):
-            return _arrays(x, y, floats)
+        return _together((source,), 1, floats)
+    if isinstance(source, tuple):
+        kinds = {(part.dtype, part.shape[1:]) if isinstance(part, Tensor) else 0 for part in source}
+        if len(source) > inputs + 1 and len(kinds) == 1 and 0 not in kinds:
+            return list(source)  # what x.split(64) gives
+        return _together(source, inputs, floats)
     if isinstance(source, Mapping):
-        return _mapping(source, floats)
+        rows, cut = _mapping(source, floats)
+        return Batches(rows, cut)
     if hasattr(source, "column_names") and hasattr(source, "num_rows"):  # Hugging Face
         return Batches(len(source), lambda rows: _columns(source[rows], floats))
     if isinstance(source, IterableDataset):
@@ -114,13 +127,52 @@ def as_batches(source: Any, network: nn.Module | None = None) -> Iterable[Any]:
     return source
 
 
+def _check_list(batches: list[Any]) -> None:
+    """Refuse what a loader yields in the place of a loader: a list ``[X, Y]`` of two tensors.
+
+    Two tensors of one shape may well be two batches, and so may ids of two lengths.
+    """
+    if len(batches) != 2 or not all(isinstance(batch, Tensor) and batch.dim() for batch in batches):
+        return
+    x, y = batches
+    like = x.dtype == y.dtype and x.dim() == y.dim()
+    if len(x) == len(y) and not (like and (x.shape == y.shape or not x.is_floating_point())):
+        raise _pair_in_list(x, y)
+
+
+def check_no_pair(source: Any, outputs: int) -> None:
+    """Refuse two batches of inputs of which the second may as well be the targets of the first.
+
+    Args:
+        source: What is read; anything but a list of two such tensors passes.
+        outputs: How many numbers the target of one input has.
+
+    Raises:
+        TypeError: The message says how to write either.
+    """
+    if not isinstance(source, list) or [type(batch) for batch in source] != [Tensor] * 2:
+        return
+    x, y = source
+    if x.shape == y.shape and x.shape[1:] == (outputs,):
+        raise _pair_in_list(x, y)
+
+
+def _pair_in_list(x: Tensor, y: Tensor) -> TypeError:
+    return TypeError(
+        f"a list holds batches, and this one holds two tensors of shapes {tuple(x.shape)} and "
+        f"{tuple(y.shape)}, {x.dtype} and {y.dtype}. If these are inputs and their targets, pass "
+        "[(X, Y)], or X and Y as two arguments; if both are inputs, pass torch.cat([a, b]) or "
+        "[(a, None), (b, None)]"
+    )
+
+
 def check_columns(data: Iterable[Any], fitted: Sequence[str] | None) -> None:
     """Refuse a frame whose columns are not those of the frame that the model was fitted on.
 
     Raises:
         ValueError: The message names the columns that differ.
     """
-    columns = getattr(data, "columns", None)
+    columns = data.columns if isinstance(data, Batches) else None
     if fitted is None or columns is None or tuple(columns) == tuple(fitted):
         return
     lacking = [name for name in fitted if name not in columns]
@@ -162,23 +214,96 @@ def _is_array(source: Any) -> bool:
     return hasattr(source, "iloc") or (hasattr(source, "__array__") and hasattr(source, "shape"))
 
 
-def _arrays(x: Any, y: Any, floats: torch.dtype) -> Batches:
-    columns = _frame_columns(x)
-    if y is not None and len(x) != len(y):
+def _together(parts: tuple[Any, ...], inputs: int, floats: torch.dtype) -> Batches:
+    """Inputs and targets, cut together.
+
+    Args:
+        parts: Arrays, of which the first are inputs and the others targets. The first part may be
+            a dict or a tuple of arrays instead: then it is all of the inputs.
+        inputs: How many of the parts are inputs, unless the first is all of them.
+        floats: The dtype of floating-point numbers that come from numpy.
+    """
+    first = parts[0] if parts else None
+    refuse_packed(first)
+    cuts: list[tuple[int, Callable[[slice], Any]]] = []
+    if isinstance(first, Mapping):
+        cuts, inputs = [_mapping(first, floats)], 1
+    elif isinstance(first, tuple) and first and all(map(_is_array, first)):
+        bracket = _together((*first, None), len(first), floats)  # a tuple, even of one
+        cuts, inputs = [(len(bracket.dataset), bracket.cut)], 1
+    for number, part in enumerate(parts[len(cuts) :], start=len(cuts)):
+        listed = number and isinstance(part, list | tuple) and not any(map(_has_rows, part))
+        if part is None and number >= inputs:
+            continue
+        if not (_is_array(part) or listed):
+            raise _no_pair(parts)
+        if number < inputs:
+            cuts.append((len(part), _cut_input(part, floats)))
+        else:
+            cuts.append((len(part), _cut_target(part, floats)))
+    rows = [count for count, _ in cuts]
+    if len(set(rows)) != 1:
         raise ValueError(
-            f"X has {len(x)} rows and y has {len(y)}; a tuple is a pair of inputs and targets. "
+            f"X has {rows[0]} rows and y has {rows[-1]}; a tuple is a pair of inputs and targets. "
             "For two batches of inputs pass a list"
+            if len(rows) == 2
+            else f"the arrays of the tuple have {rows} rows; each row is one example"
         )
-    _frame_columns(y)
-    y = np.asarray(y) if isinstance(y, list) else y
+    several = len(parts) > 1
 
-    def cut(rows: slice) -> Any:
-        inputs = _tensor(x, rows, floats, whole=columns is not None)
-        if y is None:
-            return inputs
-        return inputs, _target(y, rows, floats)
+    def cut(part: slice) -> Any:
+        found = tuple(one(part) for _, one in cuts)
+        return found if several else found[0]
 
-    return Batches(len(x), cut, columns, getattr(x, "index", None))
+    return Batches(rows[0], cut, _frame_columns(first), _index(first))
+
+
+def _has_rows(value: Any) -> bool:
+    return len(getattr(value, "shape", ())) > 0
+
+
+def _no_pair(parts: tuple[Any, ...]) -> TypeError:
+    """The error for a tuple that is no arrays of inputs and targets."""
+    first, kinds = parts[0], ", ".join(type(part).__name__ for part in parts)
+    if len(parts) == 2 and not isinstance(first, tuple | Mapping) and not _is_array(first):
+        return TypeError(
+            f"targets go with arrays of inputs, and here they come with a {type(first).__name__}; "
+            "a loader, a data set or a list yields (x, y) itself"
+        )
+    return TypeError(
+        f"this is a tuple ({kinds}); expected arrays of inputs and targets: (X, y), ((a, b), y) or "
+        "({'name': a}, y). For batches pass a list or a loader"
+    )
+
+
+def _index(source: Any) -> Any:
+    """The index of a frame or a series; ``None`` for anything else."""
+    return source.index if hasattr(source, "iloc") else None
+
+
+def _cut_input(source: Any, floats: torch.dtype) -> Callable[[slice], Tensor]:
+    whole = _frame_columns(source) is not None
+    return lambda rows: _tensor(source, rows, floats, whole=whole)
+
+
+def _cut_target(source: Any, floats: torch.dtype) -> Callable[[slice], Tensor]:
+    """Some targets as a tensor: whole numbers as class indices, and what is missing as NaN."""
+    if isinstance(source, Tensor):
+        return lambda rows: source[rows]
+    if _frame_columns(source) is None:
+        check_words(source)
+    if hasattr(source, "iloc"):
+        frame, source = source, source.to_numpy()
+        if source.dtype.kind == "O":
+            source = frame.to_numpy(dtype="float64", na_value=np.nan)
+    elif isinstance(source, list | tuple):
+        source = in_array(source)
+
+    def cut(rows: slice) -> Tensor:
+        target = _tensor(source, rows, at_least_float32(floats))
+        return target if target.is_floating_point() else target.long()
+
+    return cut
 
 
 def _frame_columns(source: Any) -> tuple[str, ...] | None:
@@ -222,20 +347,13 @@ def _tensor(source: Any, rows: slice, floats: torch.dtype, *, whole: bool = Fals
     return tensor.to(floats) if tensor.is_floating_point() else tensor
 
 
-def _target(source: Any, rows: slice, floats: torch.dtype) -> Tensor:
-    """Some targets as a tensor: whole numbers as class indices."""
-    if isinstance(source, Tensor):
-        return source[rows]
-    if hasattr(source, "columns"):
-        source = source.to_numpy()
-    target = _tensor(source, rows, at_least_float32(floats))
-    return target if target.is_floating_point() else target.long()
-
-
 # -- columns ---------------------------------------------------------------------------------------
 
 
-def _mapping(source: Mapping[Any, Any], floats: torch.dtype) -> Batches:
+def _mapping(
+    source: Mapping[Any, Any], floats: torch.dtype
+) -> tuple[int, Callable[[slice], dict[Any, Any]]]:
+    """How many rows the columns have, and what cuts them."""
     columns = {k: v for k, v in source.items() if _is_array(v) or isinstance(v, list)}
     if len(columns) < len(source) or not columns:
         raise TypeError(
@@ -246,7 +364,7 @@ def _mapping(source: Mapping[Any, Any], floats: torch.dtype) -> Batches:
     if len(set(lengths.values())) > 1:
         raise ValueError(f"the columns differ in length: {lengths}; each row is one example")
     rows = next(iter(lengths.values()))
-    return Batches(rows, lambda part: _columns({k: v[part] for k, v in columns.items()}, floats))
+    return rows, lambda part: _columns({k: v[part] for k, v in columns.items()}, floats)
 
 
 def _columns(batch: Mapping[Any, Any], floats: torch.dtype) -> dict[Any, Any]:

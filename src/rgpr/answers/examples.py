@@ -20,6 +20,7 @@ from .._network.checks import check_batch, network_dtype_device
 from .._network.loaders import inputs, inputs_and_targets, labelled, on_device
 from .._network.processes import together
 from .._network.reservoir import Reservoir, row_keys
+from .._network.sources import check_no_pair
 from ..extension import Extension
 from ..likelihoods import LIKELIHOODS, LabelLikelihood, Likelihood
 from ..posteriors.gaussian import DiagonalGaussian, Gaussian
@@ -217,7 +218,11 @@ class _Shard:
                 continue
             if self._watch is not None:
                 self._watched += int(torch.isin(row_keys(batch).cpu(), self._watch).sum())
-            self._keep(number, x, self._rows(number, x, target))
+            rows = self._rows(number, x, target)
+            outputs = rows[1].shape[-1]
+            if self._wanted.targets == "optional" and extension.likelihood.classes(outputs) == 1:
+                check_no_pair(loader, outputs)
+            self._keep(number, x, rows)
             if stop_after is not None and self._kept is not None and self._kept.seen >= stop_after:
                 break
         if self._kept is None:

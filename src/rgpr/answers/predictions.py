@@ -13,6 +13,7 @@ from torch import Tensor
 from .._network.batches import Batch
 from .._network.checks import network_dtype_device
 from .._network.loaders import inputs, on_device
+from .._network.sources import Batches
 from ..extension import Extension, Reading
 from ..likelihoods import LabelLikelihood
 from ..posteriors.gaussian import Gaussian
@@ -129,7 +130,7 @@ def predict(
     arrays: dict[str, Any] = {name: _array(torch.cat(parts)) for name, parts in found.items()}
     if "low" in arrays:
         arrays["interval"] = arrays.pop("low"), arrays.pop("high")
-    return Predictions(**arrays, index=getattr(data, "index", None))
+    return Predictions(**arrays, index=data.index if isinstance(data, Batches) else None)
 
 
 def _of_batch(extension: Extension, promises: Promises, x: Batch) -> Mapping[str, Tensor]:

@@ -6,6 +6,7 @@ A sample of the inputs is kept on the way, by which the scales are set: see
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,11 +19,13 @@ from .._network.checks import check_batch, network_dtype_device, not_finite
 from .._network.kept import Form, Kept, form_of
 from .._network.layers import LayerChoice, stand_in
 from .._network.loaders import inputs_and_targets, on_device
+from .._network.masks import noting
 from .._network.outputs import outputs_of
 from .._network.processes import active, together
 from .._network.representation import INPUT, Representation, parse_layer
 from .._network.reservoir import Reservoir
 from .._network.running import capture, evaluating
+from .._network.sources import check_no_pair
 from ..likelihoods import Likelihood
 from ..posteriors import Posterior
 from ..posteriors.gaussian import Gaussian
@@ -170,6 +173,7 @@ class _Pass:
     def over(self, train_loader: Iterable[Any], progress: bool) -> dict[str, Any]:
         """Take in all batches; with several processes, give what the shards are merged by."""
         network, number = self._plan.posterior.network, 0
+        labelled: set[bool] = set()
         look = {"values": not self._waits, "measured": self._plan.source is None}
         with evaluating(network):
             for number, (batch, target) in enumerate(
@@ -181,6 +185,9 @@ class _Pass:
                 if len(like) == 0:
                     continue
                 classes = self._take_in(number, x, target)
+                labelled.add(target is not None)
+                if self._classes == 1:
+                    check_no_pair(train_loader, self._outputs)
                 if classes is None:
                     classes = torch.full((len(like),), -1)
                 # A loader's rows are looked at where they are, while a GPU is at work.
@@ -191,6 +198,12 @@ class _Pass:
                     self._check_sums(number)
         if self.collectors:
             self._check_sums(number)
+        if len(labelled) > 1 and self._classes > 1:
+            warnings.warn(
+                "some batches have targets and others have none; where there is none, the "
+                "network's own predictions are taken. Yield (x, y) from all batches, or x alone",
+                stacklevel=2,
+            )
         if not active():
             return {}
         return {
@@ -224,10 +237,16 @@ class _Pass:
             before = f"and those before it {self.form}; yield batches of one form"
             raise ValueError(f"batch {number} has the parts {form} {before}")
         takes = [c.rows_of if c.needs_classes else c.take for c in self.collectors]
+        mask, lengths = batches.unmasked(network, x) if first else None, dict[str, int]()
+        if mask is not None:
+            hidden = zip(self.layers[1:], takes[1:], strict=True)
+            takes[1:] = [noting(lengths, layer.name, take) for layer, take in hidden]
         with capture(network, self.layers, takes, x) as found:
             # The network may change its input in place.
             clone = x.clone() if isinstance(x, Tensor) else batches.copied(x)
             output = network(clone) if form is None else batches.run(network, clone)
+        if mask is not None:
+            mask.warn_of(lengths)
         rows = len(x) if form is None else batches.rows_of(x)
         if first:
             self._outputs = self._checked_outputs(output, x)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-__all__ = ["LIKELIHOODS", "Likelihood", "in_rows"]
+__all__ = ["LIKELIHOODS", "Likelihood", "check_known", "in_rows"]
 
 # All likelihoods by name; subclasses of Likelihood enter themselves.
 LIKELIHOODS: dict[str, Likelihood] = {}
@@ -91,6 +91,21 @@ def in_rows(target: Tensor, outputs: tuple[int, ...], number: int, expected: str
     if target.dim() == 0 or len(target) != outputs[0]:
         raise misshapen(target, outputs, number, expected)
     return target.reshape(len(target), -1)
+
+
+def check_known(target: Tensor, number: int) -> Tensor:
+    """The labels, none of which may be NaN: that stands for one that is not known.
+
+    Raises:
+        ValueError: The message names the batch and the row.
+    """
+    missing = target.isnan().reshape(len(target), -1).any(1)
+    if bool(missing.any()):
+        raise ValueError(
+            f"batch {number} has no label in {int(missing.sum())} of its {len(target)} rows (NaN, "
+            f"first in row {int(missing.nonzero()[0])}); remove rows without a label"
+        )
+    return target
 
 
 def misshapen(target: Tensor, outputs: tuple[int, ...], number: int, expected: str) -> ValueError:

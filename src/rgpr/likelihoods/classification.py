@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .base import in_rows, misshapen
+from .base import check_known, in_rows, misshapen
 from .labels import LabelLikelihood
 
 __all__ = ["Classification", "log_softmax", "softmax", "two_columns"]
@@ -58,11 +58,12 @@ class Classification(LabelLikelihood):
         flat = target
         if target.shape != (outputs[0],):
             flat = in_rows(target, outputs, number, wanted)
-            if flat.shape[1] == classes:
-                return _one_hot(flat, number)
-            if flat.shape[1] != 1:
+            if target.dim() > 2 or flat.shape[1] not in (1, classes):
                 raise misshapen(target, outputs, number, wanted)
+            if flat.shape[1] == classes:
+                return _one_hot(check_known(flat, number), number)
             flat = flat[:, 0]
+        check_known(flat, number)
         if flat.is_floating_point() and not bool((flat == flat.round()).all()):
             raise _no_classes(flat, number)
         wrong = (flat < 0) | (flat >= classes)
@@ -107,7 +108,9 @@ def _no_classes(values: Tensor, number: int) -> ValueError:
 
 def _outside(values: Tensor, value: float, classes: int, number: int) -> ValueError:
     """The error for labels that are none of the classes."""
-    if value in (-1, -100):
+    if classes == 2 and bool((values.abs() == 1).all()):
+        remedy = "If the two classes are -1 and 1, give (y > 0).long()"
+    elif value in (-1, -100):
         remedy = f"If {value:g} marks examples without a label, remove these rows"
     elif values.is_floating_point() or classes == 2:
         remedy = (

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import in_rows, misshapen
+from .base import check_known, in_rows, misshapen
 from .classification import two_columns
 from .labels import LabelLikelihood
 
@@ -49,11 +49,14 @@ class Multilabel(LabelLikelihood):
             )
         if flat.shape[1] != labels:
             raise misshapen(target, outputs, number, wanted)
+        check_known(flat, number)
         wrong = (flat != 0) & (flat != 1)
         if bool(wrong.any()):
             value = flat[wrong][0].item()
             remedy = "give (y > 0.5) for shares"
-            if value in (-1, -100):
+            if bool((flat.abs() == 1).all()):
+                remedy = "give (y > 0) if -1 stands for a label that is not there"
+            elif value in (-1, -100):
                 remedy = f"if {value:g} marks labels that are not known, remove these rows"
             raise ValueError(
                 f"batch {number} has the target {value:g}; a label is there (1) or not (0). "

@@ -23,14 +23,18 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: An
     """Write tensors and a JSON-able description, atomically.
 
     Raises:
-        TypeError: A tensor is no tensor, or ``about`` is not JSON.
+        TypeError: A tensor is no tensor or quantised, or ``about`` is not JSON.
         FileNotFoundError: The folder does not exist.
     """
     for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
+        if not isinstance(tensor, Tensor) or tensor.is_quantized:
+            quantised = "_packed_params" in name or isinstance(tensor, Tensor)
+            what = "part of a quantised network" if quantised else "extra state of the network"
             raise TypeError(
-                f"'{name}' is {type(tensor).__name__}, not a tensor, and would be lost; "
-                "keep such extra state outside the network"
+                f"'{name}' is {type(tensor).__name__}, {what}, and would be lost in a "
+                "file of tensors. Save with torch.save(model.state_dict(), path), and load with "
+                "RGPR(network).load_state_dict(torch.load(path)), where the network was "
+                f"{'quantised in the same way' if quantised else 'made in the same way'}"
             )
     # Tied weights share memory, which the format refuses; each name gets its own copy.
     copies = {name: _whole(t).cpu().contiguous().clone() for name, t in tensors.items()}
