@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 import torch
@@ -179,8 +179,8 @@ def check_batch(
         raise type(error)(f"batch {number}: {error}") from None
     if not values:
         return
-    tensors = [x] if isinstance(x, Tensor) else numbers(network, x).values()
-    mask = unmasked(network, x)
+    tensors: Iterable[Tensor] = [x] if isinstance(x, Tensor) else numbers(network, x).values()
+    mask = None if isinstance(x, Tensor) else unmasked(network, x)
     if mask is not None:
         mask.check_rows(f"batch {number}")
     if not all(bool(part.isfinite().all()) for part in tensors):

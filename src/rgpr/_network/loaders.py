@@ -40,8 +40,9 @@ def inputs(
         KeyError: A dict has no entry that the network takes.
         ValueError: The loader has no batch at all, or a batch has too few tensors.
     """
-    for x, _ in _pairs(loader, network, progress=progress, description=description):
-        yield x
+    taken = taken_of(network)
+    for batch in _batches(loader, progress=progress, description=description):
+        yield _split(batch, taken)[0]
 
 
 def _batches(loader: Iterable[Any], *, progress: bool, description: str) -> Iterator[Any]:
@@ -79,24 +80,21 @@ def inputs_and_targets(
     loader: Iterable[Any], network: nn.Module | None = None, *, progress: bool, description: str
 ) -> Iterator[tuple[Batch, Tensor | None]]:
     """Inputs of every batch, and its targets where it has any; see :func:`inputs`."""
-    for x, target in _pairs(loader, network, progress=progress, description=description):
+    taken = taken_of(network)
+    for batch in _batches(loader, progress=progress, description=description):
+        x, target = _split(batch, taken)
         if target is not None and not isinstance(target, Tensor):
             target = numbers(target)
         yield x, target
 
 
-def _pairs(
-    loader: Iterable[Any], network: nn.Module | None, *, progress: bool, description: str
-) -> Iterator[tuple[Batch, Any]]:
-    """Inputs of every batch, and whatever stands where its target is expected."""
-    taken = taken_of(network)
-    for batch in _batches(loader, progress=progress, description=description):
-        yield _split(batch, taken)
-
-
 def _split(batch: Any, taken: Taken) -> tuple[Batch, Any]:
     """The inputs of a batch, and what stands where its target is expected."""
     count = max(1, len(taken.required))
+    # What loaders mostly yield: one tensor of inputs, alone or with a target.
+    pair: Any = batch if type(batch) in (tuple, list) else (batch,)
+    if count == 1 and 0 < len(pair) < 3 and isinstance(pair[0], Tensor):
+        return pair[0], pair[1] if len(pair) == 2 else None
     refuse_packed(batch)
     if isinstance(batch, Mapping):
         names = [key for key in _TARGET_KEYS if key in batch and key not in taken.required]

@@ -38,7 +38,9 @@ def outputs_of(output: Any, x: Batch, which: Output = None) -> Tensor:
         ValueError: There is no such part, or its shape is not ``(B, C)``.
     """
     returned = output
-    output = default_part(returned) if which is None else part_of(returned, which)
+    output = returned
+    if which is not None or not isinstance(returned, Tensor):
+        output = default_part(returned) if which is None else part_of(returned, which)
     if not isinstance(output, Tensor):
         what = "output= took" if which is not None else "the network returned"
         raise TypeError(

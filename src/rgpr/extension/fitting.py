@@ -237,7 +237,9 @@ class _Pass:
             before = f"and those before it {self.form}; yield batches of one form"
             raise ValueError(f"batch {number} has the parts {form} {before}")
         takes = [c.rows_of if c.needs_classes else c.take for c in self.collectors]
-        mask, lengths = batches.unmasked(network, x) if first else None, dict[str, int]()
+        mask, lengths = None, dict[str, int]()
+        if first and form is not None:
+            mask = batches.unmasked(network, x)
         if mask is not None:
             hidden = zip(self.layers[1:], takes[1:], strict=True)
             takes[1:] = [noting(lengths, layer.name, take) for layer, take in hidden]

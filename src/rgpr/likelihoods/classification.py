@@ -63,9 +63,10 @@ class Classification(LabelLikelihood):
             if flat.shape[1] == classes:
                 return _one_hot(check_known(flat, number), number)
             flat = flat[:, 0]
-        check_known(flat, number)
-        if flat.is_floating_point() and not bool((flat == flat.round()).all()):
-            raise _no_classes(flat, number)
+        if flat.is_floating_point():
+            check_known(flat, number)
+            if not bool((flat == flat.round()).all()):
+                raise _no_classes(flat, number)
         wrong = (flat < 0) | (flat >= classes)
         if bool(wrong.any()):
             raise _outside(flat, flat[wrong][0].item(), classes, number)
