@@ -35,7 +35,7 @@ NEEDED = {
     "ray": "the extra ray",
     "rgpr_paper": "the paper's experiments, which `make setup` installs",
     "scipy": "scipy, which the extra demo brings",
-    "sklearn": "the extra demo",
+    "sklearn": "the extra sklearn",
     "timm": "the extra zoo",
     "torchmetrics": "torchmetrics, which the extra laplace brings",
     "torchvision": "the extra train",

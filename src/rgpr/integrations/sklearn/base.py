@@ -44,9 +44,9 @@ class ResidualEstimator(BaseEstimator):
         *,
         hidden_layer_sizes: tuple[int, ...] = (64, 64),
         epochs: int = 100,
-        learning_rate: float = 0.01,
+        learning_rate: float = 0.003,
         batch_size: int = 64,
-        weight_decay: float = 0.01,
+        weight_decay: float = 1.0,
         validation_fraction: float = 0.2,
         random_state: Any = None,
     ) -> None:
@@ -77,7 +77,9 @@ class ResidualEstimator(BaseEstimator):
 
     # -- fitting ---------------------------------------------------------------------------------
 
-    def _fit(self, rows: tuple[Array, Array], held: tuple[Array, Array] | None, outputs: int) -> Self:
+    def _fit(
+        self, rows: tuple[Array, Array], held: tuple[Array, Array] | None, outputs: int
+    ) -> Self:
         """Train a network unless one was given, then fit the residual and calibrate it.
 
         Args:

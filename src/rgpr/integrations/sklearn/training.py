@@ -2,8 +2,8 @@ r"""Train a small ReLU network on a table.
 
 With the means :math:`m` and standard deviations :math:`s` of the columns, the network is trained on
 :math:`z = (x - m) / s`. Afterwards its first layer takes :math:`W / s` and :math:`b - W (m / s)`,
-which is the same function of :math:`x`. The targets of a regression are scaled likewise, by the last
-layer. So the result is a plain ``nn.Sequential`` of linear layers and ReLUs over the columns.
+which is the same function of :math:`x`. The targets of a regression are scaled likewise, by the
+last layer. So the result is a plain ``nn.Sequential`` of linear layers and ReLUs over the columns.
 
 Everything is float64, as scikit-learn's own networks are: the layers are small, so that it costs
 little, and columns may lie far from zero.
@@ -60,18 +60,19 @@ class Training:
         network = relu_network([x.shape[1], *self.hidden, outputs], generator)
         center, scale = _standard(x)
         z = (x - center) / scale
-        numbers = y.is_floating_point()
-        target_center, target_scale = _standard(y) if numbers else (None, None)
-        target = (y - target_center) / target_scale if numbers else y
-        self._steps(network, z, target, generator)
+        shift, unit = _standard(y) if y.is_floating_point() else (None, None)
+        if shift is not None and unit is not None:
+            y = (y - shift) / unit
+        self._steps(network, z, y, generator)
+        network.zero_grad()
+        linear = [layer for layer in network if isinstance(layer, nn.Linear)]
         with torch.no_grad():
-            first, last = network[0], network[-1]
-            first.weight /= scale
-            first.bias -= first.weight @ center
-            if target_scale is not None:
-                last.weight *= target_scale[:, None]
-                last.bias.mul_(target_scale).add_(target_center)
-        return network.eval().requires_grad_(False)
+            linear[0].weight.div_(scale)
+            linear[0].bias.sub_(linear[0].weight @ center)
+            if shift is not None and unit is not None:
+                linear[-1].weight.mul_(unit[:, None])
+                linear[-1].bias.mul_(unit).add_(shift)
+        return network.eval()
 
     def _steps(self, network: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         optimizer = torch.optim.AdamW(
@@ -80,7 +81,8 @@ class Training:
         total = self.epochs * math.ceil(len(x) / self.batch_size)
         rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total)
         for _ in range(self.epochs):
-            for rows in torch.randperm(len(x), generator=generator).split(self.batch_size):
+            order = torch.randperm(len(x), generator=generator)
+            for rows in torch.split(order, self.batch_size):
                 optimizer.zero_grad()
                 self.loss(network(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
@@ -97,7 +99,7 @@ def relu_network(sizes: Sequence[int], generator: torch.Generator | None = None)
     layers: list[nn.Module] = []
     for width, following in itertools.pairwise(sizes):
         # Its own initialisation would draw from torch's random numbers.
-        layer = nn.utils.skip_init(nn.Linear, width, following, dtype=torch.float64)
+        layer: nn.Linear = nn.utils.skip_init(nn.Linear, width, following, dtype=torch.float64)  # type: ignore[no-untyped-call]
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=generator)
         nn.init.zeros_(layer.bias)
         layers += [layer, nn.ReLU()]
