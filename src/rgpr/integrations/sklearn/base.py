@@ -169,7 +169,10 @@ class ResidualEstimator(BaseEstimator):
 
     def _answers(self, X: Any, coverage: float = 0.9) -> Predictions:
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
+        return self._of_rows(validate_data(self, X, dtype=np.float64, reset=False), coverage)
+
+    def _of_rows(self, X: Array, coverage: float = 0.9) -> Predictions:
+        """All answers for rows that were looked at."""
         # Flags are not asked for; at this level no number of references is too small.
         held = 0 if self.calibration_ is None else self.calibration_.examples
         return self.model_.predict(X, alpha=1 / (held + 1), coverage=coverage, progress=False)

@@ -79,8 +79,8 @@ class RGPRClassifier(ClassifierMixin, ResidualEstimator):
         classes, indices = np.unique(y, return_inverse=True)
         if len(classes) < 2:
             raise ValueError(
-                f"all of the {len(y)} rows are of one class, {classes[0]!r}; a classifier takes "
-                "rows of at least two"
+                f"all of the {len(y)} rows are of one class, {classes.tolist()[0]!r}; a "
+                "classifier takes rows of at least two"
             )
         held = None
         if self._own_held(X_val, y_val):
@@ -93,7 +93,7 @@ class RGPRClassifier(ClassifierMixin, ResidualEstimator):
                 )
             held = X_val, np.searchsorted(classes, y_val)
         self._fit((X, indices), held, len(classes))
-        found = self.model_.predict(X[:1], alpha=0.9999, progress=False).probabilities
+        found = self._of_rows(X[:1]).probabilities
         if found is not None and found.shape[1] != len(classes):
             del self.model_, self.network_, self.calibration_
             raise ValueError(

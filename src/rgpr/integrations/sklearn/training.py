@@ -103,8 +103,7 @@ def relu_network(sizes: Sequence[int], generator: torch.Generator | None = None)
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=generator)
         nn.init.zeros_(layer.bias)
         layers += [layer, nn.ReLU()]
-    with torch.no_grad():
-        layer.weight *= math.sqrt(0.5)  # no ReLU follows the last one
+    nn.init.zeros_(layer.weight)  # at first every output is the mean of the targets
     return nn.Sequential(*layers[:-1])
 
 
