@@ -44,7 +44,7 @@ class RGPRClassifier(ClassifierMixin, ResidualEstimator):
     Example:
         >>> from sklearn.datasets import load_iris
         >>> X, y = load_iris(return_X_y=True)
-        >>> classifier = RGPRClassifier(epochs=30, random_state=0).fit(X, y)
+        >>> classifier = RGPRClassifier(random_state=0).fit(X, y)
         >>> bool(classifier.score(X, y) > 0.9)
         True
         >>> classifier.predict_proba(1e6 * X[:1]).round(2)
