@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
@@ -24,6 +23,8 @@ import rgpr
 from rgpr.integrations.sklearn import RGPRClassifier, RGPRRegressor
 from rgpr.integrations.sklearn.training import relu_network
 
+pd = pytest.importorskip("pandas", reason="needs pandas, which the extra ray brings")
+
 KINDS = (RGPRClassifier, RGPRRegressor)
 SMALL: dict[str, Any] = {"hidden_layer_sizes": (16,), "epochs": 5, "random_state": 0}
 
@@ -36,14 +37,14 @@ def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def iris() -> tuple[pd.DataFrame, np.ndarray]:
+def iris() -> tuple[Any, np.ndarray]:
     """Four columns and three classes with names."""
     X, y = load_iris(return_X_y=True, as_frame=True)
     return X, np.array(["setosa", "versicolor", "virginica"])[y]
 
 
 @pytest.fixture(scope="module")
-def classifier(iris: tuple[pd.DataFrame, np.ndarray]) -> RGPRClassifier:
+def classifier(iris: tuple[Any, np.ndarray]) -> RGPRClassifier:
     """Not to be changed by a test."""
     return RGPRClassifier(random_state=0).fit(*iris)
 

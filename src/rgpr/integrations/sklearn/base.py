@@ -68,7 +68,7 @@ class ResidualEstimator(BaseEstimator):
         return -self._answers(X).score
 
     def _predict_frame(self, X: Any, coverage: float) -> tuple[dict[str, Array], Predictions, Any]:
-        """Columns that both kinds of estimators begin and end with, all answers, and the index."""
+        """Columns that both kinds of estimators have, all answers, and the index of ``X``."""
         found = self._answers(X, coverage)
         last = {"score_samples": -found.score}
         if found.p_value is not None:
