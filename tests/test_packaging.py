@@ -45,6 +45,8 @@ OVER_A_LIBRARY = {
     "rgpr._demo",
     "rgpr.baselines.gp_residual",
     "rgpr.integrations.gpytorch",
+    "rgpr.integrations.pytorch_ood",
+    "rgpr.integrations.sklearn",
     "rgpr.posteriors.gaussian_processes",
     "rgpr.posteriors.svdkl",
     "rgpr.posteriors.svgp",
