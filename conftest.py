@@ -25,7 +25,7 @@ NEEDED = {
     "gpytorch": "the extra gp",
     "laplace": "the extra laplace",
     "latex2mathml": "the extra docs",
-    "lightning": "lightning, for a snippet of docs/integrations.md; `pip install lightning`",
+    "lightning": "the extra dev",
     "linear_operator": "the extra gp",
     "markdown": "the extra docs",
     "matplotlib": "the extra plots",
