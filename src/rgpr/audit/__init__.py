@@ -1,9 +1,11 @@
 """Looking at a model as its users will: how good its answers are, and whether inputs have changed.
 
 :func:`rgpr.evaluate` measures calibration and detection of a model beside its base and other
-detectors, from one pass over each set of data.
+detectors, from one pass over each set of data. :func:`rgpr.audit.audit` makes a report of it, one
+HTML file to look at and to pass on.
 """
 
 from .evaluate import Evaluation, evaluate
+from .report import Report, audit
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["Evaluation", "Report", "audit", "evaluate"]

@@ -16,7 +16,7 @@ from ..model import RGPR
 from . import plots
 from .passes import OURS, Answers, Subject, read
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["Evaluation", "evaluate", "measure", "share", "subject_of", "summary"]
 
 # Points of a risk-coverage curve that are kept.
 _POINTS = 200
@@ -164,32 +164,56 @@ def evaluate(
         >>> found.detection["far"]["RGPR, score"]["auroc"] > 0.99
         True
     """
-    outliers, detectors = dict(outliers or {}), dict(detectors or {})
-    if "test" in outliers:
-        raise ValueError("outliers={'test': ...}: this name is taken by the test data; use another")
+    sets = {"test": test, **_named(outliers)}
+    return summary(measure(subject_of(model, detectors), model, sets, progress), alpha)
+
+
+def subject_of(model: RGPR, detectors: Mapping[str, Any] | None = None) -> Subject:
+    """A fitted model as :mod:`rgpr.audit.passes` takes it."""
     bound = None if model._label_scores is None else model._bound(0.9)
-    subject = Subject(model._extension(), model._references, model._as_given(), bound, detectors)
-    data = read(subject, model._data(test), "rgpr evaluate, test data", progress)
-    if data.count == 0:
-        raise ValueError("the test data hold no input")
-    sets = {
-        name: read(subject, model._data(each), f"rgpr evaluate, {name}", progress)
-        for name, each in outliers.items()
-    }
+    given, references = model._as_given(), model._references
+    return Subject(model._extension(), references, given, bound, dict(detectors or {}))
+
+
+def _named(outliers: Mapping[str, Any] | None) -> dict[str, Any]:
+    if "test" in (outliers or {}):
+        raise ValueError("outliers={'test': ...}: this name is taken by the test data; use another")
+    return dict(outliers or {})
+
+
+def measure(
+    subject: Subject, model: RGPR, sets: Mapping[str, Any], progress: bool
+) -> dict[str, Answers]:
+    """What one pass over each set says, the test data first.
+
+    Raises:
+        ValueError: A set holds no input.
+    """
+    found = {}
+    for name, data in sets.items():
+        found[name] = read(subject, model._data(data), f"rgpr evaluate, {name}", progress)
+        if found[name].count == 0:
+            raise ValueError(f"the {name} data hold no input")
+    return found
+
+
+def summary(sets: Mapping[str, Answers], alpha: float) -> Evaluation:
+    """The metrics of what was measured, the test data first."""
+    data, *_ = sets.values()
+    outliers = {name: each for name, each in sets.items() if each is not data}
     levels = {} if not len(data.p_value) else _alarms(data, alpha)
-    counted = {"test": data, **sets}
     return Evaluation(
         answers={method: _grades(data, method) for method in data.sums},
-        detection={name: _detection(data, each) for name, each in sets.items()},
+        detection={name: _detection(data, each) for name, each in outliers.items()},
         alarms=levels,
-        flagged={name: _share(each, alpha) for name, each in sets.items() if levels},
+        flagged={name: share(each.p_value, alpha) for name, each in outliers.items() if levels},
         reliability={
             method: metrics.reliability(data.confidence[method], data.right[method]).tolist()
             for method in data.confidence
         },
         risk={method: _curve(data, method) for method in data.confidence},
-        counts={name: each.count for name, each in counted.items()},
-        seconds={name: each.seconds for name, each in counted.items()},
+        counts={name: each.count for name, each in sets.items()},
+        seconds={name: each.seconds for name, each in sets.items()},
     )
 
 
@@ -239,12 +263,13 @@ def _detection(data: Answers, outliers: Answers) -> dict[str, dict[str, float]]:
     return found
 
 
-def _share(data: Answers, alpha: float) -> float:
-    return (~(data.p_value > alpha)).double().mean().item()
+def share(p_value: Tensor, alpha: float) -> float:
+    """The share of inputs that are flagged at this level, those with a NaN among them."""
+    return (~(p_value > alpha)).double().mean().item()
 
 
 def _alarms(data: Answers, alpha: float) -> dict[str, float]:
     p = data.p_value.nan_to_num(0.0).sort().values
     steps = torch.arange(1, len(p) + 1, dtype=torch.float64) / len(p)
     gap = torch.maximum((steps - p).abs(), (steps - 1 / len(p) - p).abs()).max().item()
-    return {"alpha": alpha, "false alarms": _share(data, alpha), "gap": gap}
+    return {"alpha": alpha, "false alarms": share(data.p_value, alpha), "gap": gap}

@@ -29,7 +29,7 @@ from ..extension import Extension, Reading
 from ..likelihoods import LabelLikelihood
 from ..posteriors.gaussian import Gaussian
 
-__all__ = ["BASE", "NETWORK", "OURS", "Answers", "Subject", "read"]
+__all__ = ["BASE", "NETWORK", "OURS", "Answers", "Run", "Subject", "read", "surest"]
 
 # Whose answers are compared: the bare network's, the base's (a Laplace approximation, an ensemble,
 # ...) and the model's.
@@ -104,7 +104,7 @@ def read(subject: Subject, data: Iterable[Any], description: str, progress: bool
     network = subject.extension.posterior.network
     device = network_dtype_device(network)[1]
     rows: dict[tuple[str, str], list[Tensor]] = {}
-    found, run, started = Answers(), _Run(subject), time.perf_counter()
+    found, run, started = Answers(), Run(subject), time.perf_counter()
     pairs = inputs_and_targets(data, network, progress=progress, description=description)
     for number, (x, target) in enumerate(pairs):
         batch = run(on_device(x, device))
@@ -140,7 +140,7 @@ class _Batch:
     certainty: dict[str, Tensor]
 
 
-class _Run:
+class Run:
     """Runs the model on batches; the head is looked for in the first of them."""
 
     def __init__(self, subject: Subject) -> None:
@@ -162,7 +162,7 @@ class _Run:
         own = outputs_of(heard[network], x, extension.posterior.output)
         answers = self._answers(own, reading)
         strange = score(extension, reading)
-        certainty = {f"{method}, confidence": _surest(p) for method, p in answers.items()}
+        certainty = {f"{method}, confidence": surest(p) for method, p in answers.items()}
         if not answers:  # a regression says how far off it may be
             variance = answer(extension, reading, diagonal=True)[1]
             certainty[f"{OURS}, variance"] = -variance.sum(1)
@@ -262,6 +262,6 @@ def _scores(detector: Any, x: Batch, logits: Tensor, features: Tensor | None) ->
     return scores.double()
 
 
-def _surest(p: Tensor) -> Tensor:
+def surest(p: Tensor) -> Tensor:
     """The probability of the surest answer about each input, ``(B,)``."""
     return p.flatten(1).amax(1)
