@@ -80,5 +80,7 @@ def merged(martingales: list[Martingale], layers: list[str]) -> Merged:
         raised_by=tuple(np.flatnonzero(reached[:, 0]).tolist()),
         log10_largest=float(peaks[:, 0].max()) / math.log(10),
         log10_average=average / math.log(10),
-        drifted=tuple(name for name, any_ in zip(layers, reached[:, 1:].any(0), strict=True) if any_),
+        drifted=tuple(
+            name for name, any_ in zip(layers, reached[:, 1:].any(0), strict=True) if any_
+        ),
     )

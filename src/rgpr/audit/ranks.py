@@ -10,15 +10,15 @@ its gaps plus the number of earlier inputs in it. With one uniform number :math:
 .. math:: p_t = \frac{\sum_{k > j} w_k + U_t\, w_j}{m + t}
 
 lies in an interval as long as the probability of its bin, evenly spread over it, and the intervals
-fill [0, 1]. So given all that came before, :math:`p_t` is uniform: **exactly, for every ``m``, every
-number of bins and every ``t``**, and p-values are independent of each other.
+fill [0, 1]. So given all that came before, :math:`p_t` is uniform: exactly, for every ``m``, every
+number of bins and every ``t``. Hence p-values are independent of each other.
 
-This is the smoothed conformal p-value with ties inside a bin broken at random. Edges of the bins are
-scores of references at ranks that depend on ``m`` alone. That they come from the references does no
-harm since an edge is counted: a bin begins with the number of its *gaps*, which is one more than
-that of references strictly between its edges. Had we counted references in bins with edges from
-elsewhere, edges would have to be independent of them; had we counted the references strictly
-inside, p-values would be a little off, and over a long stream this adds up.
+This is the smoothed conformal p-value with ties inside a bin broken at random. Edges of the bins
+are scores of references, at ranks that depend on ``m`` alone. That they come from the references
+does no harm, because a bin begins with the number of its *gaps*, which is one more than the number
+of references strictly between its edges. If a bin began with the references between edges that were
+chosen from these same references, p-values would be a little off, and over a long stream this would
+add up.
 
 Equal scores are told apart by a second, random number that every reference and every input gets,
 and comparing pairs. Then there are no ties, and the above holds for scores with ties too.
