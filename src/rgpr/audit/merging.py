@@ -73,6 +73,7 @@ def merged(martingales: list[Martingale], layers: list[str]) -> Merged:
     reached = peaks >= martingales[0].limits
     now = np.array([each.log[0] for each in martingales])
     average = float(np.logaddexp.reduce(now)) - size
+    drifted = [name for column, name in enumerate(layers, 1) if reached[:, column].any()]
     return Merged(
         processes=len(martingales),
         count=sum(int(each.count[0]) for each in martingales),
@@ -80,7 +81,5 @@ def merged(martingales: list[Martingale], layers: list[str]) -> Merged:
         raised_by=tuple(np.flatnonzero(reached[:, 0]).tolist()),
         log10_largest=float(peaks[:, 0].max()) / math.log(10),
         log10_average=average / math.log(10),
-        drifted=tuple(
-            name for name, any_ in zip(layers, reached[:, 1:].any(0), strict=True) if any_
-        ),
+        drifted=tuple(drifted),
     )

@@ -11,10 +11,10 @@ however long the stream and however often one looks.
 
 For each representation there is a second martingale, on the strangeness that
 ``model.explain(x)`` shows for it, against up to 4096 validation inputs. A layer has drifted when
-its own reaches :math:`L / \alpha` for ``L`` layers: since probabilities add up to :math:`\alpha` at
-most, the chance of *ever* naming *any* layer wrongly is at most :math:`\alpha` (Bonferroni), whatever
-the dependence between layers. That is a second promise beside the first; the chance of breaking
-one of both is at most :math:`2 \alpha`.
+its own reaches :math:`L / \alpha` for ``L`` layers. The chances of the ``L`` layers add up to
+:math:`\alpha` at most, so the chance of ever naming any layer wrongly is at most :math:`\alpha`
+(Bonferroni), whatever the dependence between layers. This is a second promise beside the first;
+the chance of breaking one of the two is at most :math:`2 \alpha`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -32,26 +31,27 @@ from torch import Tensor
 
 from .._network.batches import Batch
 from ..model import RGPR
-from ..saving.container import read, write
-from . import outlets
+from . import files, outlets
 from .martingale import Martingale
 from .merging import Merged, merged
 from .outlets import LayerDrift, Report
 from .performance import Performance, Window, judged
-from .pictures import draw
+from .pictures import Drawn, draw
 from .ranks import Bins
 from .trace import Trace
 
 __all__ = ["Monitor"]
 
 _LN10 = math.log(10)
-_KIND = "monitor"
 
 Array = NDArray[np.float64]
 
 
 class Monitor:
-    r"""Reads inputs batch by batch; alarms when they are no longer exchangeable with validation data.
+    """Reads inputs batch by batch, and alarms when they are no longer like the validation data.
+
+    "Like" means exchangeable. As long as they are, the chance that an alarm is ever raised is at
+    most ``alpha``, however long the stream and however often one looks.
 
     Memory does not grow with the stream: scores are kept as counts in bins. The same inputs in the
     same order give the same numbers, however they are cut into batches.
@@ -97,7 +97,7 @@ class Monitor:
     ) -> None:
         if not 0 < alpha < 1:
             raise ValueError(
-                f"alpha = {alpha} must lie between 0 and 1: the chance of ever raising a false alarm"
+                f"alpha = {alpha} must lie between 0 and 1: the chance of a false alarm, ever"
             )
         if bins < 8:
             raise ValueError(f"bins = {bins} is too few to rank scores; use at least 8")
@@ -313,7 +313,9 @@ class Monitor:
 
     def plot(self) -> Any:
         """An array of matplotlib Axes: the evidence, each layer's, and the performance if known."""
-        return draw(self)
+        names, points = self.layer_names, self._trace.points
+        drawn = Drawn(points, self.alpha, self.when, self.since, names, self.performance)
+        return draw(drawn)
 
     # -- several processes -----------------------------------------------------------------------
 
@@ -339,26 +341,18 @@ class Monitor:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all of the monitor but the model into one safetensors file, atomically."""
-        arrays: dict[str, NDArray[Any]] = {
-            "trace": self._trace.points,
-            "performance": self._performance.sums,
-        }
-        arrays |= {f"martingale.{name}": a for name, a in self._martingale.state.items()}
-        for number, each in enumerate(self._bins):
-            parts = {"edges": each.edges, "ties": each.ties, "counts": each.counts}
-            arrays |= {f"bins.{number}.{name}": array for name, array in parts.items()}
-        about = {
-            "kind": _KIND,
-            "alpha": self.alpha,
-            "nans": self.nans,
-            "layers": self.layer_names,
-            "stride": self._trace.stride,
-            "window": self._performance.window,
-            "random": self._generator.bit_generator.state,
-            "model": _fingerprint(self.model),
-        }
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
-        write(path, tensors, about)
+        parts = files.Parts(
+            self.alpha,
+            self.nans,
+            self.layer_names,
+            _fingerprint(self.model),
+            self._generator,
+            self._bins,
+            self._martingale,
+            self._trace,
+            self._performance,
+        )
+        files.save(path, parts)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: RGPR) -> Monitor:
@@ -372,31 +366,12 @@ class Monitor:
             FileNotFoundError: There is no such file.
             ValueError: The file is damaged, no monitor's, or of another model.
         """
-        tensors, about, _ = read(path)
-        if not isinstance(about, Mapping) or about.get("kind") != _KIND:
-            raise ValueError(
-                f"{path} holds no monitor but perhaps a model; load models with rgpr.load, and "
-                "monitors from what Monitor.save wrote"
-            )
-        if about["model"] != _fingerprint(model):
-            raise ValueError(
-                f"{path} was saved with another model or another calibration; pass the model it "
-                "watched, as rgpr.load gives it, or begin with a new Monitor(model)"
-            )
-        arrays = {name: tensor.numpy().copy() for name, tensor in tensors.items()}
+        parts = files.load(path, _fingerprint(model))
         monitor = cls.__new__(cls)
-        monitor.model, monitor.alpha, monitor.nans = model, about["alpha"], about["nans"]
-        monitor.layer_names = about["layers"]
-        monitor._generator = np.random.default_rng()
-        monitor._generator.bit_generator.state = about["random"]
-        monitor._bins = [
-            Bins(*(arrays[f"bins.{number}.{name}"] for name in ("edges", "ties", "counts")))
-            for number in range(1 + len(monitor.layer_names))
-        ]
-        states = {name: arrays[f"martingale.{name}"] for name in Martingale.STATE}
-        monitor._martingale = Martingale.of_state(states)
-        monitor._trace = Trace(arrays["trace"], about["stride"])
-        monitor._performance = Performance(about["window"], arrays["performance"])
+        monitor.model, monitor.alpha, monitor.nans = model, parts.alpha, parts.nans
+        monitor.layer_names, monitor._generator = parts.layers, parts.generator
+        monitor._bins, monitor._martingale = parts.bins, parts.martingale
+        monitor._trace, monitor._performance = parts.trace, parts.performance
         return monitor
 
 
