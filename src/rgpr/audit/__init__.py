@@ -5,8 +5,8 @@ exchangeable with the validation data. ``ranks`` makes independent p-values of s
 each input among the references and the inputs before it; ``martingale`` bets on these p-values, so
 that the chance of ever raising a false alarm is bounded; ``trace`` keeps what a picture needs of
 the past in constant memory; ``performance`` gathers labels that come late; ``merging`` says what
-several processes found together; ``files`` saves and resumes; ``outlets`` writes JSON lines and the text that Prometheus reads;
-``pictures`` draws. Nothing here changes a model.
+several processes found together; ``files`` saves and resumes; ``outlets`` writes JSON lines and the
+text that Prometheus reads; ``pictures`` draws. Nothing here changes a model.
 """
 
 from .merging import Merged

@@ -2,9 +2,10 @@ r"""How good predictions were over time, from labels that come late and in any o
 
 Inputs are numbered from 1 in the order they came. A window is a run of numbers, and for each there
 are sums: how many inputs have labels by now, how many of these were predicted rightly, and their
-loss. Of classes and labels this is the negative log-likelihood, :math:`-\log p_y` (of several labels the
-sum over them); of numbers it is the squared error, averaged over outputs. There are never more than
-a fixed number of windows: when the stream outgrows them, windows double and neighbours are added.
+loss. Of classes and labels this is the negative log-likelihood, :math:`-\log p_y` (of several
+labels the sum over them); of numbers it is the squared error, averaged over outputs. There are
+never more than a fixed number of windows: when the stream outgrows them, windows double and
+neighbours are added.
 """
 
 from __future__ import annotations
