@@ -67,6 +67,7 @@ class Monitor:
 
     Raises:
         RuntimeError: The model was not calibrated.
+        TypeError: It is no :class:`rgpr.RGPR`.
         ValueError: ``alpha``, ``bins`` or ``window`` is out of range.
 
     Example:
@@ -95,6 +96,11 @@ class Monitor:
         window: int = 1000,
         seed: int = 0,
     ) -> None:
+        if not isinstance(model, RGPR):
+            raise TypeError(
+                f"Monitor takes a fitted and calibrated rgpr.RGPR, not {type(model).__name__}; wrap "
+                "the network: rgpr.RGPR(network).fit(train), then model.calibrate(val)"
+            )
         if not 0 < alpha < 1:
             raise ValueError(
                 f"alpha = {alpha} must lie between 0 and 1: the chance of a false alarm, ever"
