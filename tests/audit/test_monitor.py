@@ -163,7 +163,7 @@ def test_digits_scaled_inputs_name_the_input_layer(digits: Task) -> None:
 
 
 def test_bad_input(model: rgpr.RGPR) -> None:
-    with pytest.raises(TypeError, match="not Sequential; wrap the network"):
+    with pytest.raises(TypeError, match="not a Sequential; wrap the network"):
         rgpr.Monitor(mlp())  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="not fitted"):
         rgpr.Monitor(rgpr.RGPR(mlp()))

@@ -98,8 +98,8 @@ class Monitor:
     ) -> None:
         if not isinstance(model, RGPR):
             raise TypeError(
-                f"Monitor takes a fitted and calibrated rgpr.RGPR, not {type(model).__name__}; wrap "
-                "the network: rgpr.RGPR(network).fit(train), then model.calibrate(val)"
+                f"Monitor takes a fitted and calibrated rgpr.RGPR, not a {type(model).__name__}; "
+                "wrap the network: rgpr.RGPR(network).fit(train), then model.calibrate(val)"
             )
         if not 0 < alpha < 1:
             raise ValueError(
