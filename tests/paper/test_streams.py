@@ -83,11 +83,11 @@ def test_the_other_tests() -> None:
 def test_small_version(run_small: Callable[[Iterable[str]], Path]) -> None:
     folder = run_small(["monitor"]) / "monitor"
     units = {unit.name: unit for unit in read_units(folder)}
-    assert len(units) == 8
+    assert len(units) == 10
     shares = {name: u.result["shares"]["0.1"][-1] for name, u in units.items() if "false" in name}
     assert all(share <= 0.1 for name, share in shares.items() if "fixed" not in name)
     section = monitor.render(folder)
     tables = [block for block in section.blocks if isinstance(block, Table)]
-    assert [len(table.rows) for table in tables] == [6, 6, 6]
+    assert [len(table.rows) for table in tables] == [6, 2, 6, 6]
     assert section.claims[0].holds
     assert (folder / "monitor.png").exists()
