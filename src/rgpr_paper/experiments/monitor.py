@@ -252,8 +252,8 @@ def _claims(false: list[Unit], long: list[Unit], delays: list[Unit]) -> list[Cla
             bool(far) and all(_ever(unit) - 2 * _error(unit) > ALPHA for unit in far),
             "Lost means beyond two standard errors. With 200 validation inputs it is lost after "
             "little more than a hundred inputs. With 2000 there is no promise either, but the "
-            "excess is small: a bias of that size wins less at each input than the bets lose by "
-            "jumping at a rate of 0.001.",
+            "excess is small, probably because a bias of that size wins less at each input than "
+            "the bets lose by jumping at a rate of 0.001.",
             ours=True,
         ),
         Claim(
