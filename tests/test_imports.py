@@ -20,6 +20,7 @@ ORDER = [
     ("audit",),
     ("baselines",),
     ("integrations",),
+    ("audit",),
     ("model",),
     ("tuning", "guarantee", "saving"),
     ("answers",),

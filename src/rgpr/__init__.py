@@ -19,7 +19,7 @@ from . import (
     tuning,
 )
 from ._network.pickers import register_layer_picker
-from .audit import evaluate
+from .audit import Monitor, evaluate
 from .model import RGPR, check, layers, load
 from .posteriors import Posterior, as_posterior, register_posterior
 from .residual.recipes import ResidualRecipe, Strategy
@@ -27,6 +27,7 @@ from .saving import export
 
 __all__ = [
     "RGPR",
+    "Monitor",
     "Posterior",
     "ResidualRecipe",
     "Strategy",
