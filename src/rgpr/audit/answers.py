@@ -208,4 +208,6 @@ def _everything(
     if "p_value" in wanted:
         wanted["flag"] = (wanted["p_value"] <= alpha) | wanted["p_value"].isnan()
     order = [field.name for field in fields(Predictions)]
-    return dict(sorted(wanted.items(), key=lambda item: order.index(item[0]) if item[0] in order else 0))
+    return dict(
+        sorted(wanted.items(), key=lambda item: order.index(item[0]) if item[0] in order else 0)
+    )

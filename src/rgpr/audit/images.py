@@ -103,10 +103,11 @@ class Images(Source):
         from PIL import Image
 
         try:
-            with Image.open(path) as image:
-                image.load()
+            with Image.open(path) as file:
+                file.load()
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise _UnreadableError(f"{path} cannot be read as an image ({error})") from error
+        image: Image.Image = file
         grey = image.mode in _GREY
         if self._form is None:
             channels = self._reading.channels or (1 if grey else 3)

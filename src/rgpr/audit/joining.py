@@ -82,7 +82,7 @@ def _npz(chunks: Iterable[Arrays], names: tuple[str, ...], rows: int, out: Path)
 
 def _table(chunk: Arrays) -> Any:
     """A chunk as a table: what has several numbers for a row has as many columns, from 0."""
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
 
     columns: dict[str, Any] = {}
     for name, array in chunk.items():

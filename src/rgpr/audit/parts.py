@@ -66,7 +66,12 @@ class Parts:
             if state.is_file():
                 self._take_up(json.loads(state.read_text()))
             self._note()
-            yield self
+            try:
+                yield self
+            except Exception:
+                if not any(True for _ in self):  # nothing to go on with
+                    self._remove()
+                raise
 
     def _take_up(self, state: Mapping[str, Any]) -> None:
         before = state["settings"]
@@ -115,8 +120,11 @@ class Parts:
         joined = self.folder / f"joined{self.out.suffix}"
         yield joined
         os.replace(joined, self.out)
+        self._remove()
+
+    def _remove(self) -> None:
         # First of all what counts the chunks: without it, a folder that is left is no beginning.
-        (self.folder / _STATE).unlink()
+        (self.folder / _STATE).unlink(missing_ok=True)
         shutil.rmtree(self.folder)
 
 

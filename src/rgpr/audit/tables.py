@@ -107,7 +107,7 @@ class Table(Source):
 
     def _array(self, batch: Any, names: tuple[str, ...]) -> np.ndarray[Any, Any]:
         """Columns side by side in double precision, missing values as NaN."""
-        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow as pa
 
         found = np.empty((batch.num_rows, len(names)))
         for number, name in enumerate(names):
