@@ -19,6 +19,7 @@ ORDER = [
     ("__init__",),
     ("baselines",),
     ("integrations",),
+    ("audit",),
     ("model",),
     ("tuning", "guarantee", "saving"),
     ("answers",),

@@ -110,5 +110,6 @@ def _guarded(run: Callable[[], int]) -> int:
                 file=sys.stderr,
             )
             return 1
-        print(f"this needs more than the core ({error}); install 'rgpr[all]'", file=sys.stderr)
+        extra = "cli" if error.name in ("PIL", "pyarrow", "shtab") else "all"
+        print(f"this needs more than the core ({error}); install 'rgpr[{extra}]'", file=sys.stderr)
         return 1

@@ -147,7 +147,7 @@ def from_program(path: Path, levels: Levels) -> Answers:
             "with the .safetensors file and --model"
         )
     call, named = program.module(), described.get("likelihood")
-    outputs = [node.meta["val"] for node in program.graph.output_node().args[0]]  # type: ignore[union-attr]
+    outputs = [node.meta["val"] for node in program.graph.output_node().args[0]]
     names = described.get("outputs") or _names(path, outputs)
     alpha = _alpha(levels, "p_value" in names)
     if references is not None and not levels.scores:
@@ -208,6 +208,4 @@ def _everything(
     if "p_value" in wanted:
         wanted["flag"] = (wanted["p_value"] <= alpha) | wanted["p_value"].isnan()
     order = [field.name for field in fields(Predictions)]
-    return dict(
-        sorted(wanted.items(), key=lambda item: order.index(item[0]) if item[0] in order else 0)
-    )
+    return {name: wanted[name] for name in sorted(wanted, key=[*order, *wanted].index)}

@@ -43,8 +43,8 @@ register_command(
         _add_options,
         answering(_run),
         "Write network, residual and answers as one graph: .onnx for onnxruntime and others, .pt2\n"
-        "for torch, which rgpr predict and rgpr score take without --model. Sets and intervals are\n"
-        "not in it." + CODE,
+        "for torch, which rgpr predict and rgpr score take without --model. Sets and intervals\n"
+        "are not in it." + CODE,
         "rgpr export m.safetensors --model nets:digits --form pt2 --out m.pt2\n"
         "rgpr export m.safetensors --model nets:digits --form onnx --out m.onnx",
     ),

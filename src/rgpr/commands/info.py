@@ -89,7 +89,8 @@ register_command(
         "what a model's file holds: layers, data, calibration, versions; runs no code",
         _add_options,
         answering(_run),
-        "Say what was fitted and calibrated, from the file alone: no network and no code is needed.",
+        "Say what was fitted and calibrated, from the file alone. No network is needed, and no code\n"
+        "is run.",
         "rgpr info m.safetensors\nrgpr info m.pt2 --json",
     ),
 )
