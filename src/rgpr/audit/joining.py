@@ -75,14 +75,14 @@ def _npz(chunks: Iterable[Arrays], names: tuple[str, ...], rows: int, out: Path)
             dtype = np.result_type(*dtypes[name])  # texts are as wide as the widest
             header = {"descr": dtype.str, "fortran_order": False, "shape": (rows, *shapes[name])}
             with archive.open(ZipInfo(f"{name}.npy"), "w", force_zip64=True) as file:
-                np.lib.format.write_array_header_2_0(file, header)  # type: ignore[arg-type]
+                np.lib.format.write_array_header_2_0(file, header)
                 for chunk in chunks:
                     file.write(np.ascontiguousarray(chunk[name], dtype).tobytes())
 
 
 def _table(chunk: Arrays) -> Any:
     """A chunk as a table: what has several numbers for a row has as many columns, from 0."""
-    import pyarrow as pa
+    import pyarrow as pa  # type: ignore[import-untyped]
 
     columns: dict[str, Any] = {}
     for name, array in chunk.items():

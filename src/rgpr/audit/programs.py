@@ -29,7 +29,12 @@ _FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _REFUSED = ("custom_obj", "opaque_obj", "aotinductor", "executorch")
 _NO_NAMESPACE = ("import_module", "load_library", "loaded_libraries")
 _OPERATOR = re.compile(r"torch\.ops\.([a-z]\w*)\.\w+(\.\w+)?|(_operator|math)\.\w+|torch\.sym_\w+")
-_EXPRESSION = re.compile(r"(?!.*__)(?!.*\.\s*[A-Za-z_])[\w\s()+\-*/,.<>=!&|~%]*")
+# Sizes, as sympy writes them: Symbol('s77', positive=True), Max(1, s0), 2*s0. No attribute is asked
+# for, and nothing is called but what begins with a capital, as the classes of sympy do.
+_EXPRESSION = re.compile(r"[\w\s()+\-*/,.<>=!&|~%']*")
+_NO_SIZE = re.compile(
+    r"__|\.\s*[A-Za-z_]|\)\s*\(|\b(?!(?:ceiling|floor)\b)[a-z_]\w*\s*\(|'\s*'|'\s*\("
+)
 
 
 def about(path: Path) -> dict[str, Any] | None:
@@ -105,6 +110,6 @@ def _suspicious(value: Any, key: str = "") -> Iterator[str]:
             yield value
     elif isinstance(value, str) and (
         (key == "target" and value.startswith("#"))
-        or (key == "expr_str" and not _EXPRESSION.fullmatch(value))
+        or (key == "expr_str" and (not _EXPRESSION.fullmatch(value) or _NO_SIZE.search(value)))
     ):
         yield value

@@ -24,9 +24,13 @@ def _run(options: argparse.Namespace) -> Answer:
     found = _of_program(path) if path.suffix == ".pt2" else _of_model(path)
     found |= {
         "bytes": path.stat().st_size,
-        "read by": f"rgpr {__version__}, torch {torch.__version__}",
+        "read_by": f"rgpr {__version__}, torch {torch.__version__}",
     }
-    lines = [f"{name:14}{_shown(value)}" for name, value in found.items() if value is not None]
+    lines = [
+        f"{name.replace('_', ' '):14}{_shown(value)}"
+        for name, value in found.items()
+        if value is not None
+    ]
     return Answer([str(path), *lines], {"file": path, **found})
 
 
@@ -47,9 +51,9 @@ def _of_model(path: Path) -> dict[str, Any]:
         "columns": about.get("columns"),
         "layers": about["layers"],
         "residual": recipe["combine"],
-        "fitted on": None if count is None else int(count),
-        "calibrated on": 0 if references is None else len(references),
-        "with targets": None if references is None else "_label_scores" in learned,
+        "fitted_on": None if count is None else int(count),
+        "calibrated_on": 0 if references is None else len(references),
+        "with_targets": None if references is None else "_label_scores" in learned,
         "temperature": float(tensors["temperature"]) if "temperature" in tensors else None,
         "format": version,
     }
@@ -69,9 +73,9 @@ def _of_program(path: Path) -> dict[str, Any]:
         "columns": found["columns"],
         "layers": found["layers"],
         "outputs": found["outputs"],
-        "fitted on": found["fitted_on"],
-        "calibrated on": found["references"] or 0,
-        "exported by": f"torch {found['torch']}",
+        "fitted_on": found["fitted_on"],
+        "calibrated_on": found["references"] or 0,
+        "exported_by": f"torch {found['torch']}",
     }
 
 
@@ -89,8 +93,8 @@ register_command(
         "what a model's file holds: layers, data, calibration, versions; runs no code",
         _add_options,
         answering(_run),
-        "Say what was fitted and calibrated, from the file alone. No network is needed, and no code\n"
-        "is run.",
+        "Say what was fitted and calibrated, from the file alone. No network is needed, and no\n"
+        "code is run.",
         "rgpr info m.safetensors\nrgpr info m.pt2 --json",
     ),
 )

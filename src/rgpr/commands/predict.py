@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .base import Command, register_command
-from .shared import CODE, Answer, add_common, add_data, add_network, answering, read_data
+from .shared import CODE, Answer, add_common, add_data, add_network, answering, count, read_data
 
 _FORMS = (".parquet", ".csv", ".npz")
 _AGAIN = """
@@ -18,7 +18,9 @@ the output holds what is finished."""
 
 def _out(text: str) -> Path:
     if not text.endswith(_FORMS):
-        raise argparse.ArgumentTypeError(f"'{text}': expected a name that ends in {_FORMS}")
+        raise argparse.ArgumentTypeError(
+            f"'{text}': expected a name that ends in .parquet, .csv or .npz"
+        )
     return Path(text)
 
 
@@ -40,7 +42,7 @@ def _add_score_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--chunk",
-        type=int,
+        type=count,
         default=8192,
         metavar="ROWS",
         help="rows that are written at once, and lost at most by a kill (default: 8192)",

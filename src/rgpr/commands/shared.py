@@ -28,6 +28,7 @@ __all__ = [
     "add_data",
     "add_network",
     "answering",
+    "count",
     "file_in_a_folder",
     "read_data",
     "words",
@@ -116,7 +117,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 def add_network(parser: argparse.ArgumentParser, *, required: bool) -> None:
     """How the network is named, and where it runs."""
-    unless = "" if required else "; not for a model in a .pt2 file, which needs no code"
+    unless = "" if required else "; left out if FILE is a .pt2 file"
     parser.add_argument(
         "--model",
         required=required,
@@ -131,10 +132,10 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     """How data are read."""
     group = parser.add_argument_group(
         "data",
-        ".npz with inputs x, X, images or data and targets y, labels or target; .parquet or .csv "
-        "with a column for each number; a folder of images, in folders of classes or alone",
+        ".npz with inputs x, X, images or data, and targets y, labels or target; .parquet or\n"
+        ".csv with a column for each number; a folder of images, alone or in folders of classes",
     )
-    group.add_argument("--batch-size", type=_count, default=256, help="rows at once (default: 256)")
+    group.add_argument("--batch-size", type=count, default=256, help="rows at once (default: 256)")
     group.add_argument(
         "--target",
         metavar="NAME",
@@ -238,7 +239,8 @@ def _positive(text: str) -> tuple[float, ...]:
     return found
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """A whole number of at least 1."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{text}': expected a whole number of at least 1")
     return int(text)
@@ -247,6 +249,6 @@ def _count(text: str) -> int:
 def _size(text: str) -> tuple[int, int]:
     height, _, width = text.partition("x")
     try:
-        return _count(height), _count(width or height)
+        return count(height), count(width or height)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"'{text}': expected 224x224, or 224") from None
