@@ -146,6 +146,8 @@ def from_program(path: Path, levels: Levels) -> Answers:
             f"--coverage {levels.coverage}: a .pt2 program gives no sets and intervals; predict "
             "with the .safetensors file and --model"
         )
+    sizes = value.shape[1:]
+    shape = tuple(sizes) if all(isinstance(size, int) for size in sizes) else None
     call, named = program.module(), described.get("likelihood")
     outputs = [node.meta["val"] for node in program.graph.output_node().args[0]]
     names = described.get("outputs") or _names(path, outputs)
@@ -156,6 +158,10 @@ def from_program(path: Path, levels: Levels) -> Answers:
 
     @torch.no_grad()
     def of(x: Tensor) -> Arrays:
+        if shape is not None and tuple(x.shape[1:]) != shape:
+            raise ValueError(
+                f"the data have rows of shape {tuple(x.shape[1:])}, and {path} takes {shape}"
+            )
         found = dict(zip(names, call(x), strict=True))
         if levels.scores:
             wanted = {name: found[name] for name in ("score", "p_value") if name in found}
@@ -167,7 +173,7 @@ def from_program(path: Path, levels: Levels) -> Answers:
     return Answers(
         of,
         value.dtype if value.dtype.is_floating_point else torch.get_default_dtype(),
-        tuple(int(size) for size in value.shape[1:]),
+        shape,
         None if columns is None else tuple(columns),
         "p_value" in names,
     )
