@@ -96,7 +96,7 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     )
     refused([1, 2], "holds a list, not a state_dict")
     refused({"epoch": 3}, "not a state_dict of tensors")
-    with pytest.raises(FileNotFoundError, match="no file none.pt"):
+    with pytest.raises(FileNotFoundError, match=r"no file none.pt"):
         load_weights(nn.Linear(4, 3), Path("none.pt"))
     (tmp_path / "w.safetensors").write_bytes(b"short")
     with pytest.raises(ValueError, match="not a complete safetensors file"):
@@ -175,7 +175,7 @@ def test_programs_run_no_code(program: Path, tmp_path: Path) -> None:
 def test_a_pickle_among_the_sample_inputs_is_not_run(program: Path, tmp_path: Path) -> None:
     torch.save({"x": Spy()}, tmp_path / "spy.pt")
     spied = changed(program, "sample_inputs/model.pt", (tmp_path / "spy.pt").read_bytes())
-    with pytest.raises(ValueError, match=r"cannot be read as a program|is no complete"):
+    with pytest.raises(ValueError, match="cannot be read as a program"):
         open_program(spied)
     assert not (tmp_path / "spied").exists()
 

@@ -45,7 +45,7 @@ def arrays(path: str) -> dict[str, Any]:
 
 
 def same_model(one: str, other: str) -> bool:
-    """Whether two files hold the same; safetensors writes the entries of its header in any order."""
+    """Whether two files hold the same; safetensors writes its header's entries in any order."""
     from rgpr.saving.container import read
 
     (tensors, about, _), (others, other_about, _) = read(one), read(other)

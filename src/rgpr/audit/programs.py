@@ -71,9 +71,10 @@ def open_program(path: Path) -> torch.export.ExportedProgram:
     os.environ[_FORCE] = "1"
     try:
         return torch.export.load(path)
-    except (RuntimeError, KeyError, AssertionError, EOFError) as error:
+    except Exception as error:  # whatever a file that is not what it should be leads to
+        reason = str(error).strip().partition("\n")[0]
         raise ValueError(
-            f"{path} cannot be read as a program of torch.export ({error}); export it again with "
+            f"{path} cannot be read as a program of torch.export ({reason}); export it again with "
             f"this version of torch, {torch.__version__}"
         ) from error
     finally:
