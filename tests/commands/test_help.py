@@ -29,7 +29,7 @@ def every() -> Iterator[tuple[str, ...]]:
         yield "paper", name
 
 
-@pytest.mark.parametrize("names", every(), ids=" ".join)
+@pytest.mark.parametrize("names", list(every()), ids=" ".join)
 def test_every_help_ends_with_an_example(
     names: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

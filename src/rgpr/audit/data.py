@@ -14,95 +14,20 @@ Tables and images are read as they are needed; only ``.npz`` files are held in m
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from .._backend.precision import at_least_float32
 from .._network.sources import Batches, check_columns
+from .arrays import Arrays
+from .images import Images
+from .sources import Piece, Reading, Source
+from .tables import Table
 
-__all__ = ["Data", "Piece", "Reading", "Source", "read"]
-
-INPUT_KEYS = ("x", "X", "images", "data")
-TARGET_KEYS = ("y", "labels", "target")
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How data are read.
-
-    Attributes:
-        target: The column or the key of the targets; several with commas between them.
-        columns: The columns or the key of the inputs; ``None`` for the usual ones.
-        batch_size: Rows of a batch.
-        dtype: Of inputs that are floating point.
-        classes: Names of the folders of classes in the order of their labels; ``None`` sorts them.
-        size: Height and width that images are resized to; ``None`` leaves them as they are.
-        channels: 1 or 3 for images; ``None`` for those of the first image.
-        mean: Subtracted from each channel, after images were scaled to [0, 1].
-        std: Each channel is divided by it.
-        on_error: What to do with an image that cannot be read: ``"stop"`` or ``"skip"``.
-        preprocess: Applied to the inputs of every batch.
-    """
-
-    target: str | None = None
-    columns: tuple[str, ...] | None = None
-    batch_size: int = 256
-    dtype: torch.dtype = torch.float32
-    classes: tuple[str, ...] | None = None
-    size: tuple[int, int] | None = None
-    channels: int | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    on_error: str = "stop"
-    preprocess: Callable[[Tensor], Tensor] | None = None
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One batch.
-
-    Attributes:
-        x: Inputs ``(B, ...)``.
-        y: Targets, where there are any.
-        names: Where each row comes from, if rows have files of their own.
-        skipped: What could not be read, with the reason.
-    """
-
-    x: Tensor
-    y: Tensor | None = None
-    names: tuple[str, ...] | None = None
-    skipped: tuple[str, ...] = ()
-
-
-class Source(ABC):
-    """One form of data.
-
-    Attributes:
-        about: What is read, in one sentence.
-        columns: Names of the input's columns, of a table.
-        classes: Names of the classes, of image folders.
-        labelled: Whether there are targets.
-    """
-
-    about: str
-    columns: tuple[str, ...] | None = None
-    classes: tuple[str, ...] | None = None
-    labelled: bool = False
-
-    @abstractmethod
-    def rows(self) -> int:
-        """How many rows there are."""
-
-    @abstractmethod
-    def pieces(self, batch_size: int, start: int) -> Iterator[Piece]:
-        """Batches from row ``start`` on, a multiple of the batch's size."""
+__all__ = ["Data", "read"]
 
 
 class Data:
@@ -236,14 +161,10 @@ def read(path: str | Path, *, target: str | None = None, batch_size: int = 256, 
         raise FileNotFoundError(f"no file or folder {path}")
     source: Source
     if path.is_dir():
-        from .images import Images
-
         source = Images(path, reading)
     elif path.suffix == ".npz":
-        source = _Arrays(path, reading)
+        source = Arrays(path, reading)
     elif path.suffix in (".parquet", ".csv"):
-        from .tables import Table
-
         source = Table(path, reading)
     else:
         raise ValueError(
@@ -251,74 +172,3 @@ def read(path: str | Path, *, target: str | None = None, batch_size: int = 256, 
             "images; save it as one of these"
         )
     return Data(path, source, reading)
-
-
-class _Arrays(Source):
-    """A ``.npz`` file."""
-
-    def __init__(self, path: Path, reading: Reading) -> None:
-        _refuse_image_options(path, reading)
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                if not isinstance(file, np.lib.npyio.NpzFile):
-                    raise ValueError("it holds one array without a name")
-                given = reading.columns
-                if given is not None and len(given) != 1:
-                    raise ValueError(f"--columns names the one key of the inputs, not {given}")
-                wanted = INPUT_KEYS if given is None else given
-                key = _first(file, wanted)
-                if key is None:
-                    raise ValueError(
-                        f"it has the keys {sorted(file)} and none of {list(wanted)} for the "
-                        "inputs; name one by --columns"
-                    )
-                self.x = _numbers(file[key], key)
-                y = _first(file, TARGET_KEYS if reading.target is None else (reading.target,))
-                if y is None and reading.target is not None:
-                    raise ValueError(f"it has the keys {sorted(file)} and no '{reading.target}'")
-                self.y = None if y is None else _targets(_numbers(file[y], y), reading.dtype)
-        except (ValueError, OSError, EOFError) as error:
-            raise ValueError(f"{path}: {error}") from error
-        if self.y is not None and len(self.y) != len(self.x):
-            raise ValueError(f"{path}: '{key}' has {len(self.x)} rows and '{y}' {len(self.y)}")
-        self.labelled = self.y is not None
-        targets = "no targets" if y is None else f"targets '{y}'"
-        shape = tuple(self.x.shape[1:])
-        self.about = f"{path}: {len(self.x)} rows of shape {shape}, inputs '{key}', {targets}"
-
-    def rows(self) -> int:
-        return len(self.x)
-
-    def pieces(self, batch_size: int, start: int) -> Iterator[Piece]:
-        for first in range(start, len(self.x), batch_size):
-            rows = slice(first, first + batch_size)
-            yield Piece(self.x[rows], None if self.y is None else self.y[rows])
-
-
-def _first(file: Mapping[str, Any], keys: Iterable[str]) -> str | None:
-    return next((key for key in keys if key in file), None)
-
-
-def _numbers(array: np.ndarray[Any, Any], key: str) -> Tensor:
-    if array.dtype.kind not in "biuf" or array.ndim == 0:
-        raise ValueError(
-            f"'{key}' holds {array.dtype} of shape {array.shape}; expected numbers, a row for each "
-            "example"
-        )
-    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C", copy=False))
-
-
-def _targets(y: Tensor, dtype: torch.dtype) -> Tensor:
-    """Whole numbers as labels, others in at least single precision."""
-    return y.to(at_least_float32(dtype)) if y.is_floating_point() else y.long()
-
-
-def _refuse_image_options(path: Path, reading: Reading) -> None:
-    """Refuse what is meant for images where there are none."""
-    options = ("classes", "size", "mean", "std")
-    given = [name for name in options if getattr(reading, name) is not None]
-    if given:
-        raise ValueError(
-            f"--{given[0]} is for image folders, and {path} is none; prepare the inputs before, or "
-            "by --preprocess"
-        )

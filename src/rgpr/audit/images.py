@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .data import Piece, Reading, Source
+from .sources import Piece, Reading, Source
 
 __all__ = ["ENDINGS", "Images"]
 

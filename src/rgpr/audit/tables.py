@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._backend.precision import at_least_float32
-from .data import Piece, Reading, Source, _refuse_image_options
+from .sources import Piece, Reading, Source, refuse_image_options
 
 __all__ = ["Table"]
 
@@ -25,7 +25,7 @@ class Table(Source):
     """A parquet or csv file: columns of numbers, of which one or more may be the targets."""
 
     def __init__(self, path: Path, reading: Reading) -> None:
-        _refuse_image_options(path, reading)
+        refuse_image_options(path, reading)
         self.path, self._dtype = path, reading.dtype
         with self._refusing():
             schema = self._schema()
