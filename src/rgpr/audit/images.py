@@ -154,7 +154,8 @@ class _UnreadableError(Exception):
 
 
 def _shown(path: Path) -> bool:
-    return not path.name.startswith(".")
+    """Whether it is meant to be seen; what a run of ours left unfinished is not."""
+    return not path.name.startswith(".") and path.suffix != ".parts"
 
 
 def _images(folder: Path) -> list[Path]:

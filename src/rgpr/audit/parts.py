@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from .._atomic import replacing
+from .images import ENDINGS
 
 __all__ = ["Parts", "fingerprint"]
 
@@ -147,8 +148,9 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def fingerprint(path: Path) -> str:
-    """What changes when a file, or any file of a folder, is written to: sizes and times."""
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    """What changes when a file, or any image of a folder, is written to: sizes and times."""
+    inside = path.rglob("*") if path.is_dir() else [path]
+    files = sorted(file for file in inside if file == path or file.suffix.lower() in ENDINGS)
     digest = hashlib.sha256()
     for file in files:
         about = file.stat()

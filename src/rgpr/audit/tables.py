@@ -138,7 +138,8 @@ class Table(Source):
                 return
             import pyarrow.parquet as pq
 
-            with pq.ParquetFile(self.path) as file:
+            # Without a buffer for whole row groups, of which a file may have a single one.
+            with pq.ParquetFile(self.path, pre_buffer=False, buffer_size=1 << 16) as file:
                 yield from file.iter_batches(batch_size=_ROWS, columns=names)
 
     def _csv(self, names: list[str]) -> Iterator[Any]:

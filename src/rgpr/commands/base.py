@@ -43,6 +43,6 @@ def form(example: str, about: str = "") -> dict[str, Any]:
     lines = "\n".join(f"  {line}" for line in example.splitlines())
     return {
         "description": about or None,
-        "epilog": f"example:\n{lines}",
+        "epilog": f"example:\n{lines}" if lines else None,
         "formatter_class": argparse.RawDescriptionHelpFormatter,
     }
