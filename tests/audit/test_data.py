@@ -272,5 +272,7 @@ def test_what_is_prepared(tmp_path: Path) -> None:
     assert data.columns is None  # they are no longer those of the table
     with pytest.raises(ValueError, match=r"preprocess made \(1, 2\) of a batch of shape \(2, 2\)"):
         both(read(path, preprocess=lambda x: x[:1]))
+    with pytest.raises(ValueError, match="preprocess failed with ZeroDivisionError"):
+        both(read(path, preprocess=lambda x: 1 // 0))
     with pytest.raises(ValueError, match="preprocess made str"):
         both(read(path, preprocess=str))  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
-"""Reading data and networks from files, and writing answers to files, for the command line.
+"""Reading data, networks and programs from files, and writing answers to files.
 
-``data`` reads arrays, tables and image folders; ``networks`` reads networks and models, and runs
-no code that the user did not name; ``answers`` says what is written of each row, ``parts`` writes
-it piece by piece so that a killed run goes on, and ``joining`` makes one file of the pieces.
+``data`` reads arrays, tables and image folders, one file for each form; ``networks`` and
+``programs`` read networks and run no code that the user did not name; ``answers`` says what is
+known of a batch, ``streaming`` and ``parts`` write it in chunks that a killed run takes up, and
+``joining`` makes one file of them; ``graphs`` writes a model with its network inside.
 """

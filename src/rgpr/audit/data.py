@@ -88,7 +88,13 @@ class Data:
         prepare = self.reading.preprocess
         if prepare is None:
             return x
-        found = prepare(x)
+        try:
+            found = prepare(x)
+        except Exception as error:  # code of the user's own
+            raise ValueError(
+                f"preprocess failed with {type(error).__name__}: {error}, for a batch of shape "
+                f"{tuple(x.shape)}; --traceback shows where"
+            ) from error
         if not isinstance(found, Tensor) or len(found) != len(x):
             what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ValueError(
