@@ -179,6 +179,7 @@ def test_folders_of_classes(tmp_path: Path) -> None:
     for number, name in enumerate(["dog", "cat", "dog", "bird"]):
         picture(tmp_path / name / f"{number}.PNG", colours(seed=number))
     (tmp_path / ".hidden").mkdir()
+    (tmp_path / "answers.csv.parts").mkdir()  # of a run whose output lies beside the images
     (tmp_path / "dog" / "notes.txt").touch()
     data = read(tmp_path, batch_size=3)
     assert data.classes == ("bird", "cat", "dog")

@@ -73,7 +73,12 @@ class Stream:
         # `disable=None` hides the bar where nobody watches: no terminal, no bar.
         hidden = None if self.progress else True
         with tqdm(
-            total=total, initial=start, desc=self.description, unit="rows", disable=hidden
+            total=total,
+            initial=start,
+            desc=self.description,
+            unit="rows",
+            leave=False,
+            disable=hidden,
         ) as bar:
             for piece in self.data.pieces(start):
                 if len(piece.x):
