@@ -434,6 +434,41 @@ def test_channels_that_are_as_many_as_rows_are_no_batch(channels: int, rows: int
         RGPR(Folded(channels), layers=["curve"]).fit(list(x.split(rows)), progress=False)
 
 
+class Pair(nn.Module):
+    """A block that hands on two tensors, of which the first has its pixels in the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(6, 6), nn.Linear(6, 8)
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        pixels = self.inner(pair[0]).relu()
+        return pixels, self.outer(pixels.unflatten(0, (-1, 5)).mean(1)) + pair[1]
+
+
+class Pairs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Pair() for _ in range(3))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pair = (x.flatten(0, 1), x.new_zeros(len(x), 8))
+        for block in self.blocks:
+            pair = block(pair)
+        return self.head(pair[1])
+
+
+def test_blocks_that_cannot_be_read_are_opened() -> None:
+    x = torch.randn(40, 5, 6)
+    model = RGPR(Pairs()).fit([x], progress=False)
+    assert model.layers == ["input", "blocks.0.outer", "blocks.1.outer", "head:input"]
+    changed = x.clone()
+    changed[3] *= 50
+    moved = (model.score(changed) - model.score(x)).abs() > 1e-4
+    assert moved.nonzero().flatten().tolist() == [3]
+
+
 class Turned(nn.Module):
     """A convolution over the steps of a sequence whose channels are last."""
 

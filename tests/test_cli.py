@@ -24,7 +24,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_demo_writes_its_files(demo: dict[str, Any]) -> None:
     names = sorted(path.name for path in demo["out"].iterdir())
-    assert names == ["confidence-far-away.png", "moons.png", "results.json"]
+    assert names == ["confidence-far-away.png", "moons.png", "report.html", "results.json"]
+    assert "Digits" in (demo["out"] / "report.html").read_text()
     for name in names[:2]:
         assert (demo["out"] / name).read_bytes().startswith(b"\x89PNG")
 

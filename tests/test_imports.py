@@ -17,9 +17,9 @@ ORDER = [
     ("commands",),
     ("_demo",),
     ("__init__",),
+    ("audit",),
     ("baselines",),
     ("integrations",),
-    ("audit",),
     ("model",),
     ("tuning", "guarantee", "saving"),
     ("answers",),
@@ -29,7 +29,7 @@ ORDER = [
     ("noise",),
     ("likelihoods",),
     ("_network", "kernels", "metrics"),
-    ("_backend", "_discovery", "_atomic"),
+    ("_backend", "_discovery", "_atomic", "_text"),
 ]
 RANK = {name: rank for rank, row in enumerate(ORDER) for name in row}
 MODULES = {

@@ -46,6 +46,8 @@ OVER_A_LIBRARY = {
     "rgpr._demo",
     "rgpr.baselines.gp_residual",
     "rgpr.integrations.gpytorch",
+    "rgpr.integrations.pytorch_ood",
+    "rgpr.integrations.sklearn",
     "rgpr.posteriors.gaussian_processes",
     "rgpr.posteriors.svdkl",
     "rgpr.posteriors.svgp",
@@ -97,9 +99,8 @@ def test_the_wheel_holds_the_library_and_nothing_else(tmp_path: Path) -> None:
         names = set(archive.namelist())
         info = next(name.split("/")[0] for name in names if ".dist-info/" in name)
         metadata = archive.read(f"{info}/METADATA").decode()
-    library = {
-        path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src/rgpr").rglob("*.py")
-    }
+    files = (path for kind in ("py", "html") for path in (ROOT / "src/rgpr").rglob(f"*.{kind}"))
+    library = {path.relative_to(ROOT / "src").as_posix() for path in files}
     about = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
     assert names == library | {"rgpr/py.typed"} | {f"{info}/{name}" for name in about}
     assert "License-Expression: MIT" in metadata

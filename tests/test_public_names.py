@@ -19,6 +19,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 def every_extra() -> None:
     """Modules over other libraries can be imported."""
     pytest.importorskip("gpytorch", reason="needs the extra gp")
+    pytest.importorskip("pytorch_ood", reason="needs the extra ood")
+    pytest.importorskip("sklearn", reason="needs the extra sklearn")
 
 
 def attribute(module: str, name: str) -> object:

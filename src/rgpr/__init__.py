@@ -6,6 +6,7 @@
 
 from . import (
     answers,
+    audit,
     baselines,
     guarantee,
     integrations,
@@ -18,6 +19,7 @@ from . import (
     tuning,
 )
 from ._network.pickers import register_layer_picker
+from .audit import Monitor, evaluate
 from .model import RGPR, check, layers, load
 from .posteriors import Posterior, as_posterior, register_posterior
 from .residual.recipes import ResidualRecipe, Strategy
@@ -25,13 +27,16 @@ from .saving import export
 
 __all__ = [
     "RGPR",
+    "Monitor",
     "Posterior",
     "ResidualRecipe",
     "Strategy",
     "answers",
     "as_posterior",
+    "audit",
     "baselines",
     "check",
+    "evaluate",
     "export",
     "guarantee",
     "integrations",

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from . import noise
 from ._atomic import replacing
+from .audit import audit
 from .metrics import accuracy, auroc, confidence, ece, nll
 from .model import RGPR
 from .posteriors import choose_prior_precision, fit_laplace
@@ -82,6 +83,9 @@ def run(out: Path, *, seed: int = 0, quick: bool = False) -> dict[str, Any]:
         print_table(task, results[task.name])
         if task.name == "digits":
             pictures.append(draw_far_away(models, task, out / "confidence-far-away.png"))
+            best = models["last-layer Laplace + RGPR"]
+            found = audit(best, task.test, title="Digits", command="rgpr demo", progress=False)
+            pictures.append(found.save(out / "report.html"))
         else:
             resolution = 40 if quick else 200
             pictures.append(draw_moons(models, task, out / "moons.png", resolution))

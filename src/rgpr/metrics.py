@@ -1,7 +1,9 @@
 """How good and how honest probabilities are, and how well scores tell data from outliers.
 
-The first take ``(B, C)`` probabilities; :func:`fpr95`, :func:`auroc` and :func:`auprc` take a score
-for each input, higher for inputs that are more like the data.
+The first take ``(B, C)`` probabilities. :func:`adaptive_ece`, :func:`reliability`, :func:`aurc` and
+:func:`risk_coverage` take confidences and whether each answer was right, both ``(N,)``.
+:func:`fpr95`, :func:`fpr95_openood`, :func:`auroc` and :func:`auprc` take a score for each input,
+higher for inputs that are more like the data.
 """
 
 from __future__ import annotations
@@ -9,7 +11,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["accuracy", "auprc", "auroc", "brier", "confidence", "ece", "fpr95", "nll"]
+__all__ = [
+    "accuracy",
+    "adaptive_ece",
+    "auprc",
+    "aurc",
+    "auroc",
+    "brier",
+    "confidence",
+    "ece",
+    "fpr95",
+    "fpr95_openood",
+    "nll",
+    "reliability",
+    "risk_coverage",
+]
 
 
 def confidence(probabilities: Tensor) -> Tensor:
@@ -55,6 +71,53 @@ def ece(probabilities: Tensor, targets: Tensor, *, bins: int = 15) -> float:
     return gap.abs().sum().item() / len(top)
 
 
+def adaptive_ece(confidences: Tensor, right: Tensor, *, bins: int = 15) -> float:
+    """The mean gap between confidence and accuracy over bins of equally many examples.
+
+    Most confidences of a trained network are near one, where :func:`ece` has one bin for all.
+
+    >>> adaptive_ece(torch.tensor([0.6, 0.6, 0.8, 1.0]), torch.tensor([1, 0, 1, 1]), bins=2)
+    0.1
+    """
+    c, correct = _answers(confidences, right)
+    order = c.argsort(stable=True)
+    parts = zip(c[order].tensor_split(bins), correct[order].tensor_split(bins), strict=True)
+    return sum(float((each - of).sum().abs()) for of, each in parts) / len(c)
+
+
+def reliability(confidences: Tensor, right: Tensor, *, bins: int = 15) -> Tensor:
+    """For each of so many equal bins: mean confidence, accuracy and count, ``(bins, 3)``.
+
+    Bins that hold nothing have a count of zero and NaN for the other two.
+    """
+    c, correct = _answers(confidences, right)
+    index = (c * bins).ceil().long().clamp(1, bins) - 1
+    sums = torch.zeros(bins, 3, dtype=torch.float64, device=c.device)
+    sums.index_add_(0, index, torch.stack([c, correct, torch.ones_like(c)], 1))
+    return torch.cat([sums[:, :2] / sums[:, 2:], sums[:, 2:]], 1)
+
+
+def risk_coverage(confidences: Tensor, right: Tensor) -> Tensor:
+    """The share of errors among the most confident ``1, 2, ..., N`` answers, ``(N,)``.
+
+    Equal confidences cannot be told apart: each of them stands for the mean of its group.
+    """
+    c, correct = _answers(confidences, right)
+    values, group, counts = torch.unique(-c, return_inverse=True, return_counts=True)
+    wrong = torch.zeros_like(values).index_add_(0, group, 1 - correct) / counts
+    total: Tensor = wrong.repeat_interleave(counts).cumsum(0)
+    return total / torch.arange(1, len(c) + 1, device=c.device)
+
+
+def aurc(confidences: Tensor, right: Tensor) -> float:
+    """Area under :func:`risk_coverage`: the mean risk over all coverages, less is better.
+
+    >>> aurc(torch.tensor([0.9, 0.8]), torch.tensor([1, 0]))
+    0.25
+    """
+    return risk_coverage(confidences, right).mean().item()
+
+
 def fpr95(in_scores: Tensor, out_scores: Tensor) -> float:
     """Share of outliers that pass where at least 95 % of the data do: less is better.
 
@@ -75,6 +138,18 @@ def fpr95(in_scores: Tensor, out_scores: Tensor) -> float:
     # In whole numbers: 5 % of the data, rounded down, may be left below.
     threshold = inside.sort().values[len(inside) * 5 // 100]
     return (outside >= threshold).double().mean().item()
+
+
+def fpr95_openood(in_scores: Tensor, out_scores: Tensor) -> float:
+    """Share of the data that is refused where at least 95 % of the outliers are: less is better.
+
+    OpenOOD and pytorch-ood mean this by FPR95; :func:`fpr95` is the paper's, with the parts of data
+    and outliers exchanged.
+
+    >>> fpr95_openood(torch.tensor([0.9, 0.8, 0.7, 0.1]), torch.tensor([0.75, 0.2]))
+    0.5
+    """
+    return fpr95(-out_scores, -in_scores)
 
 
 def auroc(in_scores: Tensor, out_scores: Tensor) -> float:
@@ -123,6 +198,17 @@ def auprc(in_scores: Tensor, out_scores: Tensor) -> float:
         for scores in (inside, outside)
     )
     return (found / (found + mistaken).double()).mean().item()
+
+
+def _answers(confidences: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    if confidences.dim() != 1 or len(confidences) == 0 or right.shape != confidences.shape:
+        raise ValueError(
+            f"confidences have shape {tuple(confidences.shape)} and right has "
+            f"{tuple(right.shape)}; expected (N,) for both, one for each answer"
+        )
+    if bool(confidences.isnan().any()):
+        raise ValueError("a confidence is NaN, neither high nor low: leave such examples out")
+    return confidences.detach().double(), right.to(confidences.device).double()
 
 
 def _scores(name: str, scores: Tensor) -> Tensor:

@@ -64,6 +64,7 @@ _LEARNED = (
     "_fit_count",
     "_references",
     "_label_scores",
+    "_layer_references",
 )
 
 
@@ -124,6 +125,7 @@ class RGPR(StableBuffers):
     _fit_count: Tensor | None
     _references: Tensor | None
     _label_scores: Tensor | None
+    _layer_references: Tensor | None
 
     def __init__(
         self,
@@ -383,6 +385,7 @@ class RGPR(StableBuffers):
         residual.onset, residual.slope = found.chosen.onset, found.chosen.slope
         self._temperature = found.chosen.temperature
         self._references, self._label_scores = found.references, found.label_scores
+        self._layer_references = found.layers
         return report
 
     @torch.inference_mode(False)

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from rgpr_paper import all_experiments
-from rgpr_paper.experiments import families, small_data, tuning, two_answers, zoo
+from rgpr_paper.experiments import families, monitor, small_data, tuning, two_answers, zoo
 from rgpr_paper.report import block_markdown, write_report
 from rgpr_paper.section import Table
 
@@ -55,6 +55,7 @@ def tables_of_the_docs() -> dict[tuple[str, str], list[Table]]:
     small = small_data.render(RESULTS / "small-data").blocks
     layers = families.render(RESULTS / "families").blocks
     objectives = tuning.render(RESULTS / "tuning").blocks
+    watched = monitor.render(RESULTS / "monitor").blocks
     animals = zoo.render(RESULTS / "zoo").blocks
     return {
         ("docs/tuning.md", "tuning"): [b for b in objectives if isinstance(b, Table)][1:],
@@ -62,6 +63,7 @@ def tables_of_the_docs() -> dict[tuple[str, str], list[Table]]:
         ("docs/residuals.md", "two answers"): [b for b in answers if isinstance(b, Table)],
         ("docs/residuals.md", "families"): [b for b in layers if isinstance(b, Table)],
         ("docs/residuals.md", "small data"): [b for b in small if isinstance(b, Table)],
+        ("docs/monitoring.md", "monitor"): [b for b in watched if isinstance(b, Table)],
         ("docs/zoo.md", "zoo"): [b for b in animals if isinstance(b, Table)],
     }
 
@@ -84,6 +86,7 @@ def test_pictures_in_the_docs_are_those_of_the_results() -> None:
         "rotated": "rotated-mnist/rotated",
         "corrupted": "corrupted-cifar10/bars",
         "families": "families/families",
+        "monitor": "monitor/monitor",
     }.items():
         shown = (ROOT / "docs" / "images" / f"results-{name}.png").read_bytes()
         assert shown == (RESULTS / f"{picture}.png").read_bytes()

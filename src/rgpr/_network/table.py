@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from .._text import aligned
 from .representation import INPUT, Representation
 from .trace import Call, Side, Trace
 
@@ -60,12 +61,7 @@ class LayerTable:
             shape = "(" + ", ".join(map(str, row.shape)) + ")"
             channels = "" if row.axis is None else f"axis {row.axis}: {row.width}"
             lines.append(("*" if row.taken else "", row.name, row.kind, shape, channels, row.why))
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        text = [
-            "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
-        return "\n".join([*text, f"* read: {len(self.taken)} of {len(self.rows)}"])
+        return f"{aligned(lines)}\n* read: {len(self.taken)} of {len(self.rows)}"
 
     __repr__ = __str__
 

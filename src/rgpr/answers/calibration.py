@@ -95,11 +95,18 @@ class Calibrated:
         chosen: Onset, slope and temperature.
         references: Scores of the held-out inputs, in ascending order.
         label_scores: Conformal scores of their labels, in ascending order; ``None`` without labels.
+        layers: How strange each representation found some of these inputs, ``(N, L)``, in the units
+            of :class:`~rgpr.answers.Explanation`: what :class:`rgpr.Monitor` compares layers with.
     """
 
     chosen: Chosen
     references: Tensor
     label_scores: Tensor | None
+    layers: Tensor
+
+
+# Inputs whose layers are kept: 32 KiB for each representation.
+_LAYER_REFERENCES = 4096
 
 
 def calibrate(
@@ -143,7 +150,10 @@ def calibrate(
     onset = _quiet(given, examples, chosen, notes)
     for note in notes:
         warnings.warn(note, stacklevel=5)  # through the decorators of RGPR.calibrate
-    return Calibrated(chosen, references, label_scores), Calibration(
+    typical = given.residual.typical
+    # The kept examples are in an order as good as random, so the first are an even sample.
+    layers = examples.u[:_LAYER_REFERENCES] / torch.where(typical > 0, typical, 1.0)
+    return Calibrated(chosen, references, label_scores, layers), Calibration(
         examples=len(examples),
         seen=examples.seen,
         labelled=examples.target is not None,

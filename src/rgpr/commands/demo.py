@@ -1,4 +1,4 @@
-"""``rgpr demo``: two small networks before and after, as a table and as pictures."""
+"""``rgpr demo``: two small networks before and after, as a table, pictures and a report."""
 
 from __future__ import annotations
 

@@ -7,8 +7,9 @@ comes next: it takes away how large the block's output is, which is a sign of st
 stage makes the outputs and is left out, and so is a stem before the first of several blocks. Plain
 ``nn.Sequential`` containers are looked through. A block that holds more than half of all layers is
 opened, again and again, so that stages are spread over the depth whatever the network is wrapped
-in; of more stages than can be read, some are taken, as evenly as their depths allow. Where the
-activation is a function call, the representation is what goes into it: hooks see modules only.
+in, and so is one whose output cannot be read; of more stages than can be read, some are taken, as
+evenly as their depths allow. Where the activation is a function call, the representation is what
+goes into it: hooks see modules only.
 
 What goes into the last layer, the head, is always read: all that the network knows about an input
 passes there. It is the last stage's output itself, or takes its place under the name ``"fc:input"``
@@ -111,14 +112,16 @@ def _hidden(seen: Trace, keep_last: bool) -> list[Call]:
     while True:
         stages = _stages(calls, opened)
         blocks = [c for c in calls if c.calls and c.layers and id(c) not in opened]
-        largest = max(blocks, key=lambda call: call.layers, default=None)
-        enough = len(stages) >= _FEWEST + keep_last
-        if largest is None or (enough and 2 * largest.layers <= seen.root.layers):
+        # One whose output cannot be read is opened whatever its size.
+        largest = max(blocks, key=lambda c: (bool(c.made.problem), c.layers), default=None)
+        if largest is None:
+            break
+        small = len(stages) >= _FEWEST + keep_last and 2 * largest.layers <= seen.root.layers
+        if small and not largest.made.problem:
             break
         index = calls.index(largest)
-        calls[index:index] = _flatten(
-            largest
-        )  # the block itself stays, for what it adds at its end
+        # The block itself stays, for what it adds at its end.
+        calls[index:index] = _flatten(largest)
         opened.add(id(largest))
     hidden = stages if keep_last else stages[: _index_of(seen.head, stages)]
     first_block = next((i for i, stage in enumerate(hidden) if stage.is_block), 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self, TypeVar
 
@@ -13,13 +12,13 @@ from ..._network.batches import Batch, Shape, copied, rows_of, shape_of
 from ..._network.checks import check_batch, check_input, network_dtype_device
 from ..._network.loaders import labelled, on_device
 from ..._network.outputs import outputs
-from ..._network.running import evaluating, plain_module
+from ..._network.running import evaluating, plain_module, watching
 from ..._network.sources import as_batches
 
 __all__ = ["DETECTORS", "Detector", "register_detector"]
 
 
-class Detector(ABC):
+class Detector:
     """One score per input, higher for stranger ones; the network is never changed.
 
     Args:
@@ -58,10 +57,51 @@ class Detector(ABC):
         with evaluating(self.network):
             return self._score(x)
 
-    @abstractmethod
     def _score(self, x: Batch) -> Tensor:
-        """Scores, in evaluation mode and without gradients."""
-        raise NotImplementedError
+        """Scores, in evaluation mode and without gradients.
+
+        A detector that needs the logits alone writes ``predict_logits(logits)``, and one that needs
+        what goes into the last linear layer writes ``predict_features(features)``, the names that
+        pytorch-ood has too. Whoever has these from another pass can call them. Others write this
+        method.
+        """
+        for name, read in (("predict_features", self._features), ("predict_logits", self._logits)):
+            predict = getattr(self, name, None)
+            if predict is not None:
+                scores: Tensor = predict(read(x))
+                return scores
+        raise NotImplementedError(
+            f"{type(self).__name__} needs one of predict_logits, predict_features and _score"
+        )
+
+    def _features(self, x: Batch) -> Tensor:
+        """What goes into the last linear layer, ``(B, D)``."""
+        return self._watch_head(x)[1]
+
+    def _watch_head(self, x: Batch) -> tuple[nn.Linear, Tensor, Tensor]:
+        """The last linear layer that ran, what went into it, and the logits, from one pass.
+
+        Raises:
+            ValueError: The logits are not the output of the last linear layer.
+        """
+        last: tuple[nn.Linear, Tensor, Tensor] | None = None
+
+        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            nonlocal last
+            if isinstance(module, nn.Linear):
+                last = (module, args[0], output)
+
+        linear = [module for module in self.network.modules() if isinstance(module, nn.Linear)]
+        with watching(self.network, dict.fromkeys(linear, after)):
+            logits = self._logits(x)
+        if last is None or not _same(last[2].double(), logits):
+            raise ValueError(
+                f"{type(self).__name__} reads what goes into the last nn.Linear, and this "
+                "network's outputs do not come straight out of one; use a network that ends in an "
+                f"nn.Linear{self.without_head}"
+            )
+        head, features, _ = last
+        return head, features, logits
 
     def _logits(self, x: Batch) -> Tensor:
         # The network may change its input in place.
@@ -86,6 +126,10 @@ class Detector(ABC):
             shape = shape_of(self.network, x)
             if rows:
                 yield x, y
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 D = TypeVar("D", bound=Detector)

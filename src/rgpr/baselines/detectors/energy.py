@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ..._network.batches import Batch
 from .base import Detector, register_detector
 
 __all__ = ["Energy"]
@@ -27,5 +26,5 @@ class Energy(Detector):
             raise ValueError(f"temperature = {temperature} must be positive")
         self.temperature = temperature
 
-    def _score(self, x: Batch) -> Tensor:
-        return -self.temperature * (self._logits(x) / self.temperature).logsumexp(1)
+    def predict_logits(self, logits: Tensor) -> Tensor:
+        return -self.temperature * (logits.double() / self.temperature).logsumexp(1)

@@ -10,10 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..._backend.precision import full_precision
-from ..._network.batches import Batch
 from ..._network.running import evaluating
 from .base import Detector, register_detector
-from .features import penultimate
 
 __all__ = ["KNN"]
 
@@ -50,7 +48,9 @@ class KNN(Detector):
             ValueError: Fewer examples than ``k``.
         """
         with evaluating(self.network):
-            rows = [self._features(x) for x, _ in self._batches(train_loader, progress)]
+            rows = [
+                _normalised(self._features(x)) for x, _ in self._batches(train_loader, progress)
+            ]
         bank = torch.cat(rows) if rows else torch.zeros(0)
         if len(bank) < self.k:
             raise ValueError(
@@ -59,18 +59,18 @@ class KNN(Detector):
         self.bank = bank
         return self
 
-    def _features(self, x: Batch) -> Tensor:
-        features = penultimate(self, x)[0]
-        return F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)))
-
-    def _score(self, x: Batch) -> Tensor:
+    def predict_features(self, features: Tensor) -> Tensor:
         if self.bank is None:
             raise RuntimeError("this KNN detector is not fitted; call fit(train_loader)")
         bank = self.bank
         scores = []
-        for z in torch.split(self._features(x), max(1, self._AT_ONCE // len(bank))):
+        for z in torch.split(_normalised(features), max(1, self._AT_ONCE // len(bank))):
             with full_precision(z):
                 nearest = (z @ bank.T).topk(self.k, dim=1).indices[:, -1]
             # The product loses the digits of a small distance; the difference does not.
             scores.append((z.double() - bank[nearest].double()).norm(dim=1))
         return torch.cat(scores)
+
+
+def _normalised(features: Tensor) -> Tensor:
+    return F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)))

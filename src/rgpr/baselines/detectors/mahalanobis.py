@@ -14,7 +14,6 @@ from ..._network.moments import ClassMoments
 from ..._network.representation import INPUT, Representation, names_of
 from ..._network.running import capture, evaluating
 from .base import Detector, register_detector
-from .features import penultimate
 
 __all__ = ["Mahalanobis"]
 
@@ -113,7 +112,7 @@ class Mahalanobis(Detector):
 
     def _read(self, x: Batch, layers: list[Representation]) -> tuple[list[Tensor], Tensor]:
         if not layers:
-            features, logits = penultimate(self, x)
+            _, features, logits = self._watch_head(x)
             return [features.double()], logits
         takes = [_pooled] * (1 + len(layers))
         with capture(self.network, [Representation(INPUT), *layers], takes, x) as found:

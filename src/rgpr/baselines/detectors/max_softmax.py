@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..._network.batches import Batch
 from ...likelihoods.labels import check_logits
 from .base import Detector, register_detector
 
@@ -19,9 +18,9 @@ class MaxSoftmax(Detector):
     scores of confident inputs are ties. Here the sum over the other classes is kept.
     """
 
-    def _score(self, x: Batch) -> Tensor:
-        logits = self._logits(x)
+    def predict_logits(self, logits: Tensor) -> Tensor:
         check_logits(logits)
+        logits = logits.double()
         top, index = logits.max(1, keepdim=True)
         others = (logits - top).exp().scatter(1, index, 0.0).sum(1)
         return others / (1 + others)

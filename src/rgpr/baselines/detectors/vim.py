@@ -9,10 +9,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ..._network.batches import Batch
 from ..._network.running import evaluating
 from .base import Detector, register_detector
-from .features import penultimate, watch_head
 
 __all__ = ["ViM"]
 
@@ -52,7 +50,7 @@ class ViM(Detector):
         rows, labels = [], []
         with evaluating(self.network):
             for x, y in self._batches(train_loader, progress):
-                head, features, _ = watch_head(self, x)
+                head, features, _ = self._watch_head(x)
                 rows.append(features.float())
                 labels.append(y)
         if not rows:
@@ -70,10 +68,10 @@ class ViM(Detector):
         self._fitted = fitted.fit_features(features, torch.cat(labels))
         return self
 
-    def _score(self, x: Batch) -> Tensor:
+    def predict_features(self, features: Tensor) -> Tensor:
         if self._fitted is None:
             raise RuntimeError("this ViM detector is not fitted; call fit(train_loader)")
-        scores: Tensor = self._fitted.predict_features(penultimate(self, x)[0])
+        scores: Tensor = self._fitted.predict_features(features)
         return scores.double()
 
 

@@ -1,0 +1,275 @@
+"""Calibration and detection in one table, beside the bare network, the base and other detectors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import metrics
+from .._text import aligned
+from ..model import RGPR
+from . import plots
+from .passes import OURS, Answers, Subject, read
+
+__all__ = ["Evaluation", "evaluate", "measure", "share", "subject_of", "summary"]
+
+# Points of a risk-coverage curve that are kept.
+_POINTS = 200
+# A wrong answer above this confidence is one that nobody would have looked at again.
+_SURE = 0.9
+_DETECTION = ("fpr95", "fpr95 OpenOOD", "auroc", "aupr in", "aupr out")
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation:
+    """What :func:`rgpr.evaluate` measured; ``print`` it.
+
+    Attributes:
+        answers: By method and metric, how good and how honest the answers on the test data are.
+            ``nll`` and ``brier`` are means, ``ece`` and ``adaptive ece`` calibration errors,
+            ``aurc`` the area under the risk-coverage curve, ``wrong above 0.9`` the share of errors
+            whose confidence was above 0.9, ``covered`` and ``size`` those of conformal sets or
+            intervals, ``rmse`` of a regression.
+        detection: By set of outliers, method and metric, how well they are told from test data.
+            ``fpr95`` is the paper's, the share of outliers that pass where 95 % of the data do;
+            ``fpr95 OpenOOD`` is the share of the data refused where 95 % of outliers are.
+        alarms: Of a calibrated model on the test data: the level ``alpha``, the share of
+            ``false alarms`` at it, and ``gap``, the largest distance between the share of p-values
+            below a level and that level, which is zero for uniform p-values.
+        flagged: By set of outliers, the share that is flagged at ``alpha``.
+        reliability: By method, rows of mean confidence, accuracy and count of equal bins.
+        risk: By method, the share of errors among the most confident answers, at even coverages.
+        counts: How many inputs each set has.
+        seconds: How long the pass over each set took.
+    """
+
+    answers: dict[str, dict[str, float]]
+    detection: dict[str, dict[str, dict[str, float]]]
+    alarms: dict[str, float]
+    flagged: dict[str, float]
+    reliability: dict[str, list[list[float]]]
+    risk: dict[str, list[float]]
+    counts: dict[str, int]
+    seconds: dict[str, float]
+
+    def to_json(self) -> str:
+        """All of it as JSON."""
+        return json.dumps(asdict(self), indent=1)
+
+    def to_frame(self) -> Any:
+        """A pandas frame with columns ``set``, ``method``, ``metric`` and ``value``."""
+        import pandas as pd  # type: ignore[import-untyped]
+
+        rows = [
+            ("test", method, metric, value)
+            for method, values in self.answers.items()
+            for metric, value in values.items()
+        ]
+        rows += [("test", OURS, metric, value) for metric, value in self.alarms.items()]
+        rows += [
+            (name, method, metric, value)
+            for name, methods in self.detection.items()
+            for method, values in methods.items()
+            for metric, value in values.items()
+        ]
+        rows += [(name, OURS, "flagged", value) for name, value in self.flagged.items()]
+        return pd.DataFrame(rows, columns=["set", "method", "metric", "value"])
+
+    def plot(self) -> Any:
+        """Reliability, risk against coverage, and detection; an array of matplotlib Axes."""
+        wanted: list[tuple[Callable[..., Any], Any]] = [
+            (plots.reliability, self.reliability),
+            (plots.risk, self.risk),
+            (plots.detection, self.detection),
+        ]
+        pictures = [(draw, found) for draw, found in wanted if found]
+        if not pictures:
+            raise ValueError("there is nothing to draw: give test data with targets, or outliers")
+        axes = plots.side_by_side(len(pictures))
+        for (draw, found), ax in zip(pictures, axes, strict=True):
+            draw(found, ax)
+        return axes
+
+    def __str__(self) -> str:
+        parts = [self._answers_text()] if self.answers else []
+        if self.alarms:
+            parts.append(
+                f"{100 * self.alarms['false alarms']:.1f} % of the test data are flagged at "
+                f"alpha = {self.alarms['alpha']:g}; the p-values are within "
+                f"{self.alarms['gap']:.3f} of uniform"
+            )
+        parts += [self._detection_text(name) for name in self.detection]
+        return "\n\n".join(parts)
+
+    __repr__ = __str__
+
+    def _answers_text(self) -> str:
+        names = list(dict.fromkeys(name for values in self.answers.values() for name in values))
+        head = [f"test data ({self.counts['test']})", *names]
+        rows = [
+            [method, *(f"{values[name]:.4g}" if name in values else "" for name in names)]
+            for method, values in self.answers.items()
+        ]
+        return aligned([head, *rows])
+
+    def _detection_text(self, name: str) -> str:
+        flagged = f", {100 * self.flagged[name]:.1f} % flagged" if name in self.flagged else ""
+        head = [f"{name} ({self.counts[name]}{flagged})", *_DETECTION]
+        rows = [
+            [method, *(f"{100 * values[metric]:.1f}" for metric in _DETECTION)]
+            for method, values in self.detection[name].items()
+        ]
+        return aligned([head, *rows])
+
+
+def evaluate(
+    model: RGPR,
+    test: Any,
+    outliers: Mapping[str, Any] | None = None,
+    *,
+    detectors: Mapping[str, Any] | None = None,
+    alpha: float = 0.05,
+    progress: bool = True,
+) -> Evaluation:
+    """Measure calibration and detection, from one pass of the network over each set.
+
+    Args:
+        model: A fitted model; p-values and sets need one that was calibrated.
+        test: Held-out data with targets, in any form that :meth:`RGPR.fit` takes, and in no part
+            of `fit` or `calibrate`. Without targets only detection is measured.
+        outliers: Sets of inputs that the network was not trained for, by name.
+        detectors: Other detectors to compare with, by name, fitted: ours, those of pytorch-ood, or
+            any function of a batch of inputs to scores ``(B,)`` that are higher for stranger
+            inputs. One that has ``predict_logits`` or ``predict_features`` gets what this pass
+            read; any other runs the network itself.
+        alpha: The level at which inputs are flagged.
+        progress: Show a progress bar where there is a terminal.
+
+    Raises:
+        RuntimeError: The model was not fitted.
+        TypeError: ``outliers`` or ``detectors`` are not given by name.
+        ValueError: Targets that do not fit, or a name that stands for something else here.
+
+    Example:
+        >>> from torch import nn
+        >>> _ = torch.manual_seed(0)
+        >>> network = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
+        >>> x, y = torch.randn(64, 2), torch.randint(3, (64,))
+        >>> found = evaluate(RGPR(network).fit([x]), (x, y), {"far": 100 * torch.randn(50, 2)})
+        >>> found.detection["far"]["RGPR, score"]["auroc"] > 0.99
+        True
+    """
+    sets = {"test": test, **_named(outliers)}
+    return summary(measure(subject_of(model, detectors), model, sets, progress), alpha)
+
+
+def subject_of(model: RGPR, detectors: Mapping[str, Any] | None = None) -> Subject:
+    """A fitted model as :mod:`rgpr.audit.passes` takes it."""
+    bound = None if model._label_scores is None else model._bound(0.9)
+    given, references = model._as_given(), model._references
+    return Subject(model._extension(), references, given, bound, dict(detectors or {}))
+
+
+def _named(outliers: Mapping[str, Any] | None) -> dict[str, Any]:
+    if "test" in (outliers or {}):
+        raise ValueError("outliers={'test': ...}: this name is taken by the test data; use another")
+    return dict(outliers or {})
+
+
+def measure(
+    subject: Subject, model: RGPR, sets: Mapping[str, Any], progress: bool
+) -> dict[str, Answers]:
+    """What one pass over each set says, the test data first.
+
+    Raises:
+        ValueError: A set holds no input.
+    """
+    found = {}
+    for name, data in sets.items():
+        found[name] = read(subject, model._data(data), f"rgpr evaluate, {name}", progress)
+        if found[name].count == 0:
+            raise ValueError(f"the {name} data hold no input")
+    return found
+
+
+def summary(sets: Mapping[str, Answers], alpha: float) -> Evaluation:
+    """The metrics of what was measured, the test data first."""
+    data, *_ = sets.values()
+    outliers = {name: each for name, each in sets.items() if each is not data}
+    levels = {} if not len(data.p_value) else _alarms(data, alpha)
+    return Evaluation(
+        answers={method: _grades(data, method) for method in data.sums},
+        detection={name: _detection(data, each) for name, each in outliers.items()},
+        alarms=levels,
+        flagged={name: share(each.p_value, alpha) for name, each in outliers.items() if levels},
+        reliability={
+            method: metrics.reliability(data.confidence[method], data.right[method]).tolist()
+            for method in data.confidence
+        },
+        risk={method: _curve(data, method) for method in data.confidence},
+        counts={name: each.count for name, each in sets.items()},
+        seconds={name: each.seconds for name, each in sets.items()},
+    )
+
+
+def _grades(data: Answers, method: str) -> dict[str, float]:
+    means = {name: total / data.labelled for name, total in data.sums[method].items()}
+    if "squared error" in means:
+        return {"rmse": means.pop("squared error") ** 0.5, **means}
+    confidence, right = data.confidence[method], data.right[method]
+    wrong = ~right
+    return {
+        "accuracy": right.double().mean().item(),
+        "nll": means.pop("nll"),
+        "brier": means.pop("brier"),
+        "ece": _ece(metrics.reliability(confidence, right)),
+        "adaptive ece": metrics.adaptive_ece(confidence, right),
+        "aurc": metrics.aurc(confidence, right),
+        f"wrong above {_SURE}": (confidence[wrong] > _SURE).double().mean().item()
+        if bool(wrong.any())
+        else 0.0,
+        **means,
+    }
+
+
+def _ece(rows: Tensor) -> float:
+    filled = rows[rows[:, 2] > 0]
+    gaps = (filled[:, 0] - filled[:, 1]).abs() * filled[:, 2]
+    return float(gaps.sum() / filled[:, 2].sum())
+
+
+def _curve(data: Answers, method: str) -> list[float]:
+    curve = metrics.risk_coverage(data.confidence[method], data.right[method])
+    places = torch.linspace(0, len(curve) - 1, min(_POINTS, len(curve))).round().long()
+    return curve[places].tolist()
+
+
+def _detection(data: Answers, outliers: Answers) -> dict[str, dict[str, float]]:
+    found = {}
+    for method, inside in data.certainty.items():
+        outside = outliers.certainty[method]
+        found[method] = {
+            "fpr95": metrics.fpr95(inside, outside),
+            "fpr95 OpenOOD": metrics.fpr95_openood(inside, outside),
+            "auroc": metrics.auroc(inside, outside),
+            "aupr in": metrics.auprc(inside, outside),
+            "aupr out": metrics.auprc(-outside, -inside),
+        }
+    return found
+
+
+def share(p_value: Tensor, alpha: float) -> float:
+    """The share of inputs that are flagged at this level, those with a NaN among them."""
+    return (~(p_value > alpha)).double().mean().item()
+
+
+def _alarms(data: Answers, alpha: float) -> dict[str, float]:
+    p = data.p_value.nan_to_num(0.0).sort().values
+    steps = torch.arange(1, len(p) + 1, dtype=torch.float64) / len(p)
+    gap = torch.maximum((steps - p).abs(), (steps - 1 / len(p) - p).abs()).max().item()
+    return {"alpha": alpha, "false alarms": share(data.p_value, alpha), "gap": gap}

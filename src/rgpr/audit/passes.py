@@ -1,0 +1,267 @@
+"""One pass over a set of data: all that is measured about each input, as numbers on the CPU.
+
+An input leaves a few numbers behind and not its probabilities, so memory grows with the number of
+inputs and not with the number of classes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._network.batches import Batch
+from .._network.checks import network_dtype_device
+from .._network.loaders import inputs_and_targets, on_device
+from .._network.outputs import outputs_of
+from .._network.running import evaluating, watching
+from .._network.trace import linear_head
+from ..answers.conformal import p_values
+from ..answers.predictions import class_set, interval
+from ..answers.probabilities import answer, log_probabilities
+from ..answers.score import score
+from ..extension import Extension, Reading
+from ..likelihoods import LabelLikelihood
+from ..posteriors.gaussian import Gaussian
+
+__all__ = ["BASE", "NETWORK", "OURS", "Answers", "Run", "Subject", "read", "surest"]
+
+# Whose answers are compared: the bare network's, the base's (a Laplace approximation, an ensemble,
+# ...) and the model's.
+NETWORK, BASE, OURS = "network", "base", "RGPR"
+_P_VALUE = "p-value"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is evaluated.
+
+    Attributes:
+        extension: The model's parts.
+        references: Scores of its validation data, in ascending order; ``None`` before `calibrate`.
+        given: The model as the fit left it, by which sets and intervals are ranked.
+        bound: The largest conformal score inside of them; ``None`` without labelled validation
+            data.
+        detectors: Other detectors by name, see :func:`rgpr.evaluate`.
+    """
+
+    extension: Extension
+    references: Tensor | None
+    given: Extension
+    bound: Tensor | None
+    detectors: Mapping[str, Any]
+
+    @property
+    def methods(self) -> list[str]:
+        """Whose answers there are; a base that is its network counts once."""
+        posterior = self.extension.posterior
+        parts = posterior.mean_parts()
+        if parts is None:  # its network makes features
+            return [BASE, OURS]
+        same = posterior.is_certain and len(parts) == 1 and parts[0][1] == 1.0
+        return [NETWORK, OURS] if same else [NETWORK, BASE, OURS]
+
+
+@dataclass
+class Answers:
+    """What was measured about ``N`` inputs, and about their ``Q`` questions if there are targets.
+
+    A classification asks one question about each input, several labels one each.
+
+    Attributes:
+        count: ``N``.
+        labelled: How many of the inputs had targets.
+        certainty: By method, higher for inputs that are more like the data, ``(N,)``.
+        p_value: ``(N,)``, empty for a model that was not calibrated.
+        confidence: By method, the confidence in the answer to each question, ``(Q,)``.
+        right: By method, whether it was right, ``(Q,)``.
+        sums: By method and name of the metric, sums over the labelled inputs.
+        seconds: How long the pass took, by the clock.
+    """
+
+    count: int = 0
+    labelled: int = 0
+    certainty: dict[str, Tensor] = field(default_factory=dict)
+    p_value: Tensor = field(default_factory=lambda: torch.zeros(0))
+    confidence: dict[str, Tensor] = field(default_factory=dict)
+    right: dict[str, Tensor] = field(default_factory=dict)
+    sums: dict[str, dict[str, float]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def read(subject: Subject, data: Iterable[Any], description: str, progress: bool) -> Answers:
+    """Run the model once on every batch, and note what is measured.
+
+    Raises:
+        ValueError: No batch, targets that do not fit the outputs, or a detector that cannot read
+            this network.
+    """
+    network = subject.extension.posterior.network
+    device = network_dtype_device(network)[1]
+    rows: dict[tuple[str, str], list[Tensor]] = {}
+    found, run, started = Answers(), Run(subject), time.perf_counter()
+    pairs = inputs_and_targets(data, network, progress=progress, description=description)
+    for number, (x, target) in enumerate(pairs):
+        batch = run(on_device(x, device))
+        found.count += batch.count
+        for name, values in batch.certainty.items():
+            rows.setdefault(("certainty", name), []).append(values.double().cpu())
+        if target is None:
+            continue
+        found.labelled += batch.count
+        y = subject.extension.likelihood.target(target, batch.mean.shape, number)
+        for method, graded in run.graded(batch, y.to(batch.mean.device)).items():
+            for kind in ("confidence", "right"):
+                if kind in graded:
+                    rows.setdefault((kind, method), []).append(graded.pop(kind).cpu())
+            sums = found.sums.setdefault(method, {})
+            for name, value in graded.items():
+                sums[name] = sums.get(name, 0.0) + float(value.double().sum())
+    for (kind, name), parts in rows.items():
+        getattr(found, kind)[name] = torch.cat(parts)
+    found.p_value = found.certainty.pop(_P_VALUE, found.p_value)
+    found.seconds = time.perf_counter() - started
+    return found
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """What is known about a batch after one pass."""
+
+    count: int
+    mean: Tensor
+    reading: Reading[Gaussian]
+    answers: dict[str, Tensor]
+    certainty: dict[str, Tensor]
+
+
+class Run:
+    """Runs the model on batches; the head is looked for in the first of them."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject, self._head = subject, None
+        detectors = subject.detectors.values()
+        self._reads_features = any(hasattr(each, "predict_features") for each in detectors)
+
+    _head: nn.Module | None
+
+    @torch.no_grad()
+    def __call__(self, x: Batch) -> _Batch:
+        subject = self._subject
+        extension = subject.extension
+        network = extension.posterior.network
+        if self._reads_features and self._head is None:
+            self._head = _head(network, x)
+        with _overheard(network, self._head) as heard:
+            reading: Reading[Gaussian] = extension.read(x)
+        own = outputs_of(heard[network], x, extension.posterior.output)
+        answers = self._answers(own, reading)
+        strange = score(extension, reading)
+        certainty = {f"{method}, confidence": surest(p) for method, p in answers.items()}
+        if not answers:  # a regression says how far off it may be
+            variance = answer(extension, reading, diagonal=True)[1]
+            certainty[f"{OURS}, variance"] = -variance.sum(1)
+        certainty[f"{OURS}, score"] = -strange
+        if subject.references is not None:
+            certainty[_P_VALUE] = p_values(strange, subject.references)
+        features = None if self._head is None else heard[self._head]
+        for name, detector in subject.detectors.items():
+            certainty[name] = -_scores(detector, x, own, features)
+        return _Batch(len(own), reading.output.mean, reading, answers, certainty)
+
+    def _answers(self, own: Tensor, reading: Reading[Gaussian]) -> dict[str, Tensor]:
+        """Probabilities of the alternatives, by method; none of a regression."""
+        extension = self._subject.extension
+        likelihood = extension.likelihood
+        if not isinstance(likelihood, LabelLikelihood):
+            return {}
+        without = replace(reading, u=torch.zeros_like(reading.u))
+        plain = replace(extension, temperature=torch.ones_like(extension.temperature))
+        ways: dict[str, Callable[[], Tensor]] = {
+            NETWORK: lambda: likelihood.log_probabilities(own.double()),
+            BASE: lambda: log_probabilities(plain, without),
+            OURS: lambda: log_probabilities(extension, reading),
+        }
+        return {method: ways[method]().exp() for method in self._subject.methods}
+
+    @torch.no_grad()
+    def graded(self, batch: _Batch, y: Tensor) -> dict[str, dict[str, Tensor]]:
+        """By method: confidence and what was right of each question, and numbers to be summed."""
+        subject = self._subject
+        likelihood, graded = subject.extension.likelihood, dict[str, dict[str, Tensor]]()
+        if not isinstance(likelihood, LabelLikelihood):
+            graded[OURS] = {"squared error": (batch.mean - y).square().mean(1)}
+            if subject.bound is not None:
+                low, high = interval(subject.given, batch.reading, subject.bound)
+                graded[OURS]["covered"] = ((low <= y) & (y <= high)).all(1)
+                graded[OURS]["size"] = (high - low).mean(1)
+            return graded
+        for method, p in batch.answers.items():
+            rows, of = likelihood.alone(p, y)
+            top, index = rows.max(1)
+            gaps = rows - torch.nn.functional.one_hot(of, rows.shape[1])
+            questions = len(rows) // len(p)
+            graded[method] = {
+                "confidence": top,
+                "right": index == of,
+                "nll": -rows.gather(1, of[:, None]).log(),
+                "brier": gaps.square().sum(1) / questions,
+            }
+        if subject.bound is not None and likelihood.name == "classification":
+            inside = class_set(subject.given, batch.reading, subject.bound)
+            graded[OURS]["covered"] = inside.gather(1, y[:, None])
+            graded[OURS]["size"] = inside
+        return graded
+
+
+def _head(network: nn.Module, x: Batch) -> nn.Module:
+    name = linear_head(network, x)
+    if name is None:
+        raise ValueError(
+            "a detector reads what goes into the last linear layer, and this network's outputs do "
+            "not come straight out of one; leave that detector out"
+        )
+    return network.get_submodule(name)
+
+
+@contextmanager
+def _overheard(network: nn.Module, head: nn.Module | None) -> Iterator[dict[nn.Module, Any]]:
+    """What the network returns in the next pass, and what goes into its head, by module."""
+    heard: dict[nn.Module, Any] = {}
+
+    def returned(module: nn.Module, args: Any, output: Any) -> None:
+        heard[module] = output
+
+    def given(module: nn.Module, args: tuple[Any, ...]) -> None:
+        heard[module] = args[0].clone()
+
+    before = {} if head is None else {head: given}
+    with evaluating(network), watching(network, {network: returned}, before):
+        yield heard
+
+
+def _scores(detector: Any, x: Batch, logits: Tensor, features: Tensor | None) -> Tensor:
+    """How strange another detector finds inputs, higher is stranger, from what is there already."""
+    if hasattr(detector, "predict_features"):
+        scores = detector.predict_features(features)
+    elif hasattr(detector, "predict_logits"):
+        scores = detector.predict_logits(logits)
+    else:
+        scores = detector.score(x) if hasattr(detector, "score") else detector(x)
+    if not isinstance(scores, Tensor) or scores.shape != (len(logits),):
+        got = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores)
+        raise ValueError(
+            f"the detector {type(detector).__name__} gave {got} for {len(logits)} inputs; expected "
+            "a tensor (B,), higher for stranger inputs"
+        )
+    return scores.double()
+
+
+def surest(p: Tensor) -> Tensor:
+    """The probability of the surest answer about each input, ``(B,)``."""
+    return p.flatten(1).amax(1)
