@@ -21,7 +21,7 @@ if find_spec("sybil") is not None:  # of the extra dev; without it the documents
 
 # What brings each module that the core does without.
 NEEDED = {
-    "PIL": "Pillow, which the extra train brings",
+    "PIL": "the extra cli",
     "gpytorch": "the extra gp",
     "laplace": "the extra laplace",
     "latex2mathml": "the extra docs",
@@ -32,10 +32,12 @@ NEEDED = {
     "onnx": "the extra export",
     "onnxruntime": "the extra export",
     "onnxscript": "the extra export",
+    "pyarrow": "the extra cli",
     "pytorch_ood": "the extra ood",
     "ray": "the extra ray",
     "rgpr_paper": "the paper's experiments, which `make setup` installs",
     "scipy": "scipy, which the extra demo brings",
+    "shtab": "the extra cli",
     "sklearn": "the extra sklearn",
     "timm": "the extra zoo",
     "torchmetrics": "torchmetrics, which the extra laplace brings",

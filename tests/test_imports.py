@@ -20,7 +20,6 @@ ORDER = [
     ("audit",),
     ("baselines",),
     ("integrations",),
-    ("audit",),
     ("model",),
     ("tuning", "guarantee", "saving"),
     ("answers",),

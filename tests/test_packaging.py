@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[1]
 # Modules of the extras. Blocked, they are as good as not installed.
 EXTRAS = (
     "gpytorch", "laplace", "linear_operator", "matplotlib", "onnx", "onnxruntime", "onnxscript",
-    "pytorch_ood", "ray", "scipy", "sklearn", "torchmetrics", "torchvision", "rgpr_paper",
+    "PIL", "pyarrow", "pytorch_ood", "ray", "scipy", "shtab", "sklearn", "torchmetrics",
+    "torchvision", "rgpr_paper",
 )  # fmt: skip
 
 BLOCKED = f"""

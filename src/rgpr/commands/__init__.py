@@ -5,8 +5,8 @@ to know of it. What a command needs beyond the core it imports when it runs.
 """
 
 from .._discovery import import_files
-from .base import COMMANDS, Command, register_command
+from .base import COMMANDS, Command, form, register_command
 
-__all__ = ["COMMANDS", "Command", "register_command"]
+__all__ = ["COMMANDS", "Command", "form", "register_command"]
 
 import_files(__name__, __path__)

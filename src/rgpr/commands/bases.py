@@ -44,5 +44,6 @@ register_command(
         "every base posterior on digits, without and with the residual, as a table",
         _add_options,
         _run,
+        example="rgpr bases --quick",
     ),
 )

@@ -28,6 +28,9 @@ def _run(options: argparse.Namespace) -> int:
 register_command(
     "demo",
     Command(
-        "train two small networks, wrap them, print a table and draw pictures", _add_options, _run
+        "train two small networks, wrap them, print a table and draw pictures",
+        _add_options,
+        _run,
+        example="rgpr demo --quick --out demo",
     ),
 )

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from .base import Command, register_command
+from .base import Command, form, register_command
 
 
 def _add_options(paper: argparse.ArgumentParser) -> None:
@@ -25,9 +25,14 @@ def _add_options(paper: argparse.ArgumentParser) -> None:
     out.add_argument(
         "--out", type=Path, default=Path("paper"), help="folder for the files (default: paper)"
     )
-    paper_commands.add_parser("list", parents=[shared], help="the experiments that there are")
+    paper_commands.add_parser(
+        "list", parents=[shared], help="the experiments that there are", **form("rgpr paper list")
+    )
     run_paper = paper_commands.add_parser(
-        "run", parents=[shared, out], help="run one experiment or all, what is not there yet"
+        "run",
+        parents=[shared, out],
+        help="run one experiment or all, what is not there yet",
+        **form("rgpr paper run moons --small --out paper"),
     )
     run_paper.add_argument("name", help="see `rgpr paper list`, or `all`")
     run_paper.add_argument("--data", type=Path, help="folder that holds the data sets")
@@ -54,6 +59,7 @@ def _add_options(paper: argparse.ArgumentParser) -> None:
         "report",
         parents=[shared, out],
         help="what was run, beside the paper's numbers: Markdown, HTML",
+        **form("rgpr paper report --out paper"),
     )
 
 
@@ -118,4 +124,12 @@ def _run_experiments(options: argparse.Namespace, names: list[str]) -> int:
     return 1 if gaps and options.name != "all" else 0
 
 
-register_command("paper", Command("the paper's experiments, by name", _add_options, _run))
+register_command(
+    "paper",
+    Command(
+        "the paper's experiments, by name",
+        _add_options,
+        _run,
+        example="rgpr paper list\nrgpr paper run moons --small",
+    ),
+)

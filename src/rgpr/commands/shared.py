@@ -1,0 +1,254 @@
+"""What commands over models and data share: options, how they answer, and how they fail."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+    from ..audit.data import Data
+
+__all__ = [
+    "CODE",
+    "Answer",
+    "add_common",
+    "add_data",
+    "add_network",
+    "answering",
+    "count",
+    "file_in_a_folder",
+    "read_data",
+    "words",
+]
+
+CODE = """
+Code is run only where you name it: --model package.module:factory and --preprocess
+package.module:function are imported, with the current folder first on the path, and called. Data,
+weights and model files hold numbers and are never run. A .pt2 file is opened only if it is a graph
+of torch's own operators."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command did.
+
+    Attributes:
+        lines: For people.
+        report: For ``--json``.
+    """
+
+    lines: list[str]
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+def answering(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse.Namespace], int]:
+    """A command's ``run``: prints the answer to stdout; what goes wrong is a line on stderr."""
+
+    def whole(options: argparse.Namespace) -> int:
+        name = f"rgpr {options.command}"
+        try:
+            with _warnings_as_lines(name):
+                answer = run(options)
+        except (ValueError, TypeError, RuntimeError, OSError, KeyError) as error:
+            if options.traceback:
+                traceback.print_exc()
+            text = error.args[0] if isinstance(error, KeyError) and error.args else error
+            print(f"{name}: {text}", file=sys.stderr)
+            return 1
+        if options.json:
+            print(json.dumps(_plain({"command": options.command, **answer.report})))
+        else:
+            print("\n".join(answer.lines))
+        return 0
+
+    return whole
+
+
+@contextmanager
+def _warnings_as_lines(name: str) -> Iterator[None]:
+    """Say what is warned of in a line each."""
+    with warnings.catch_warnings():
+        # What torch says about its own parts is nothing that a user of a command can mend.
+        warnings.filterwarnings("ignore", module="torch")
+
+        def show(message: Warning | str, *_: Any, **__: Any) -> None:
+            print(f"{name}: warning: {message}", file=sys.stderr)
+
+        warnings.showwarning = show
+        yield
+
+
+def _plain(value: Any) -> Any:
+    """The value in JSON's own words: numbers that are not finite become null."""
+    if isinstance(value, dict):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Options of every command over models."""
+    group = parser.add_argument_group("what is printed")
+    group.add_argument("--json", action="store_true", help="print one JSON object to stdout")
+    group.add_argument("--no-progress", action="store_true", help="no progress bar on stderr")
+    group.add_argument(
+        "--traceback", action="store_true", help="where an error came from, as Python prints it"
+    )
+
+
+def add_network(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """How the network is named, and where it runs."""
+    unless = "" if required else "; left out if FILE is a .pt2 file"
+    parser.add_argument(
+        "--model",
+        required=required,
+        metavar="M",
+        help="the network: package.module:factory, whose code is run, or a .pt2 file of "
+        f"torch.export.save, which needs no code{unless}",
+    )
+    parser.add_argument("--device", default="cpu", help="where the network runs (default: cpu)")
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """How data are read."""
+    group = parser.add_argument_group(
+        "data",
+        ".npz with inputs x, X, images or data, and targets y, labels or target; .parquet or\n"
+        ".csv with a column for each number; a folder of images, alone or in folders of classes",
+    )
+    group.add_argument("--batch-size", type=count, default=256, help="rows at once (default: 256)")
+    group.add_argument(
+        "--target",
+        metavar="NAME",
+        help="the column or key of the targets, several with commas (default: y, label or target)",
+    )
+    group.add_argument(
+        "--columns",
+        type=words,
+        metavar="A,B",
+        help="the columns of the inputs, or their key in .npz (default: all other numbers)",
+    )
+    group.add_argument(
+        "--classes", type=words, metavar="A,B", help="folders of classes, by label (default: a-z)"
+    )
+    group.add_argument(
+        "--size", type=_size, metavar="HxW", help="resize images (default: all must have one size)"
+    )
+    group.add_argument("--channels", type=int, choices=(1, 3), help="grey or colours, of images")
+    group.add_argument(
+        "--mean", type=_numbers, metavar="A,B,C", help="subtract this from channels in [0, 1]"
+    )
+    group.add_argument("--std", type=_positive, metavar="A,B,C", help="divide channels by this")
+    group.add_argument(
+        "--on-error",
+        choices=("stop", "skip"),
+        default="stop",
+        help="at an image that cannot be read (default: stop)",
+    )
+    group.add_argument(
+        "--preprocess",
+        metavar="F",
+        help="package.module:function, whose code is run, for the inputs of every batch",
+    )
+
+
+def read_data(
+    options: argparse.Namespace,
+    path: Path,
+    dtype: torch.dtype,
+    shape: tuple[int, ...] | None = None,
+) -> Data:
+    """The data that the options describe.
+
+    Args:
+        options: With those of :func:`add_data`.
+        path: Where the data are.
+        dtype: Of the network.
+        shape: Of one input of the model, which says whether images are grey.
+    """
+    from ..audit.data import read
+    from ..audit.networks import named
+
+    channels, prepare = options.channels, options.preprocess
+    if channels is None and prepare is None and shape is not None and len(shape) == 3:
+        channels = shape[0] if shape[0] in (1, 3) else None
+    return read(
+        path,
+        target=options.target,
+        batch_size=options.batch_size,
+        columns=options.columns,
+        dtype=dtype,
+        classes=options.classes,
+        size=options.size,
+        channels=channels,
+        mean=options.mean,
+        std=options.std,
+        on_error=options.on_error,
+        preprocess=None if prepare is None else named(prepare, "--preprocess"),
+    )
+
+
+def file_in_a_folder(path: Path) -> None:
+    """Refuse a file that could not be written, before the work.
+
+    Raises:
+        FileNotFoundError: Its folder is not there.
+    """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"no folder {path.parent} to write {path.name} in; make it first")
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Words between commas."""
+    found = tuple(part.strip() for part in text.split(","))
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"'{text}': expected names with commas between them")
+    return found
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}': expected numbers, as in 0.5,0.5,0.5") from None
+
+
+def _positive(text: str) -> tuple[float, ...]:
+    found = _numbers(text)
+    if not all(number > 0 for number in found):
+        raise argparse.ArgumentTypeError(f"'{text}': expected positive numbers")
+    return found
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}': expected a whole number of at least 1")
+    return int(text)
+
+
+def _size(text: str) -> tuple[int, int]:
+    height, _, width = text.partition("x")
+    try:
+        return count(height), count(width or height)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"'{text}': expected 224x224, or 224") from None

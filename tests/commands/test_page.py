@@ -1,0 +1,49 @@
+"""The commands of the page Command line work, one after the other."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rgpr.cli import main
+
+PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
+PREPARE = "def flat(x):\n    return x.flatten(1)\n"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_page(
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("weights.safetensors", "train.npz", "val.npz", "new.csv"):
+        os.symlink(place / name, tmp_path / name)
+    os.symlink(place / "new", tmp_path / "photos")
+    (tmp_path / "nets.py").write_text(blocks("python")[0])
+    (tmp_path / "prepare.py").write_text(PREPARE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("nets", "prepare"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    lines = "".join(blocks("bash")).splitlines()
+    assert len(lines) >= 9
+    for line in lines:
+        name, *arguments = shlex.split(line)
+        assert name == "rgpr"
+        assert main(arguments) == 0, capsys.readouterr().err
+    for out in ("answers.parquet", "answers.csv", "scores.csv", "strict.npz", "photos.csv"):
+        assert (tmp_path / out).is_file()
+    with np.load(tmp_path / "strict.npz") as strict:
+        assert strict["flag"].dtype == bool
+    assert (tmp_path / "photos.csv").read_text().startswith('"path","score"')

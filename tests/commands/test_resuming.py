@@ -1,0 +1,184 @@
+"""A killed run that is started again gives the same file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rgpr.audit.parts import Parts
+from rgpr.cli import main
+
+MODEL = ["--model", "command_nets:digits"]
+SLOW = ["--preprocess", "command_nets:flat", "--batch-size", "16", "--chunk", "32"]
+
+
+def predict(data: str, out: str, *more: str) -> list[str]:
+    return ["predict", "m.safetensors", data, *MODEL, "--out", out, *SLOW, *more]
+
+
+def killed(arguments: list[str], parts: Path, chunks: int = 2) -> int:
+    """Start a process and kill it once so many chunks are finished; returns how many were."""
+    code = "import sys; from rgpr.cli import main; sys.exit(main(sys.argv[1:]))"
+    environment = {**os.environ, "RGPR_TEST_SLEEP": "0.2"}
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment)
+
+    def done() -> int:
+        state = parts / "parts.json"
+        found: int = json.loads(state.read_text())["done"] if state.is_file() else 0
+        return found
+
+    while done() < chunks:
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    return done()
+
+
+@pytest.mark.parametrize(("data", "out"), [("new.csv", "p.parquet"), ("new", "p.npz")])
+def test_killed_and_started_again(
+    data: str, out: str, fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(predict(data, f"whole-{out}")) == 0
+    parts = here / f"{out}.parts"
+    done = killed(predict(data, out), parts)
+    assert 2 <= done < 12  # of 13
+    assert not (here / out).exists()
+    capsys.readouterr()
+    assert main(predict(data, out, "--json")) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["taken_up"] == 32 * done
+    assert report["rows"] == 397
+    assert (here / out).read_bytes() == (here / f"whole-{out}").read_bytes()
+    assert not parts.exists()
+
+
+@pytest.fixture
+def begun(fitted: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The parts of a run that was interrupted after three chunks."""
+    add = Parts.add
+
+    def interrupted(parts: Parts, *what: object) -> None:
+        add(parts, *what)  # type: ignore[arg-type]
+        if parts.done == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Parts, "add", interrupted)
+        assert main(predict("new.csv", "p.csv")) == 130
+    return here / "p.csv.parts"
+
+
+def test_interrupted_it_goes_on(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(predict("new.csv", "p.csv")) == 0
+    assert "went on behind 96 rows" in capsys.readouterr().out
+    assert main(predict("new.csv", "q.csv")) == 0
+    assert Path("p.csv").read_bytes() == Path("q.csv").read_bytes()
+
+
+def test_other_settings_do_not_go_on(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(predict("new.csv", "p.csv", "--alpha", "0.2")) == 1
+    said = capsys.readouterr().err
+    assert "alpha was None and is 0.2" in said
+    assert "--restart" in said
+    assert main(predict("new.parquet", "p.csv")) == 1
+    assert "data was " in capsys.readouterr().err
+    assert (begun / "00000002.npz").exists()
+    assert main(predict("new.csv", "p.csv", "--alpha", "0.2", "--restart")) == 0
+    assert "went on" not in capsys.readouterr().out
+
+
+def test_another_file_under_the_same_name_does_not_go_on(
+    begun: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = Path("new.csv")
+    text = data.read_text()
+    data.unlink()  # a link
+    data.write_text(text)
+    assert main(predict("new.csv", "p.csv")) == 1
+    assert "data was" in capsys.readouterr().err
+
+
+def test_a_second_process_is_refused(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fcntl = pytest.importorskip("fcntl", reason="needs a system with locks")
+    with (begun / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert main(predict("new.csv", "p.csv")) == 1
+        assert "another process is writing" in capsys.readouterr().err
+    assert main(predict("new.csv", "p.csv")) == 0
+
+
+def test_killed_while_the_parts_are_joined_or_removed(begun: Path) -> None:
+    """What is left then is no beginning of anything, or all of it."""
+    copy = begun.with_name("copy")
+    shutil.copytree(begun, copy)
+    assert main(predict("new.csv", "p.csv")) == 0
+    whole = Path("p.csv").read_bytes()
+    Path("p.csv").unlink()
+    copy.rename(begun)
+    (begun / "joined.csv").write_text("half a fi")
+    (begun / ".0123.00000003.npz").write_bytes(b"half a chunk")
+    assert main(predict("new.csv", "p.csv")) == 0
+    assert Path("p.csv").read_bytes() == whole
+    begun.mkdir()
+    np.savez(begun / "00000007.npz", x=np.zeros(3))
+    assert main(predict("new.csv", "p.csv")) == 0
+    assert Path("p.csv").read_bytes() == whole
+    assert not begun.exists()
+
+
+def test_skipped_images_are_remembered(
+    fitted: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(here / "new", here / "some")
+    for name in ("0/0000.png", "0/0020.png", "3/0130.png"):
+        (here / "some" / name).write_bytes(b"no image")
+    arguments = predict("some", "p.csv", "--json")
+    capsys.readouterr()
+    assert main(arguments) == 1
+    said = capsys.readouterr().err
+    assert "some/0/0000.png cannot be read" in said
+    assert "--on-error skip" in said
+    assert not (here / "p.csv.parts").exists()  # nothing was finished
+    add = Parts.add
+
+    def interrupted(parts: Parts, *what: object) -> None:
+        add(parts, *what)  # type: ignore[arg-type]
+        if parts.done == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Parts, "add", interrupted)
+        assert main([*arguments, "--on-error", "skip"]) == 130
+    capsys.readouterr()
+    assert main([*arguments, "--on-error", "skip"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["rows"], report["taken_up"]) == (394, 64)
+    assert [line.split(" ")[0] for line in report["skipped"]] == [
+        "some/0/0000.png", "some/0/0020.png", "some/3/0130.png",
+    ]  # fmt: skip
+    rows = Path("p.csv").read_text().splitlines()
+    assert len(rows) == 395
+    assert "0000.png" not in rows[1]
+
+
+def test_nothing_that_can_be_read(
+    fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "bad").mkdir()
+    (here / "bad" / "a.png").write_bytes(b"no image")
+    assert main(predict("bad", "p.csv", "--on-error", "skip")) == 1
+    assert "nothing could be read" in capsys.readouterr().err
+    np.savez("empty.npz", x=np.zeros((0, 64), np.float32))
+    assert main(predict("empty.npz", "p.csv")) == 1
+    assert not list(here.glob("*.parts"))
