@@ -17,7 +17,7 @@ ORDER = [
     ("commands",),
     ("_demo",),
     ("__init__",),
-    ("audit",),
+    ("audit", "_files"),
     ("baselines",),
     ("integrations",),
     ("model",),

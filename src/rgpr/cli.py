@@ -27,6 +27,7 @@ _EPILOG = """exit codes:
   0    done
   1    cannot be done; the reason is on stderr
   2    wrong usage
+  3    rgpr monitor: there is an alarm
   130  interrupted; what is finished is kept, and the same command goes on
 
 example:

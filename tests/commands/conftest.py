@@ -102,8 +102,8 @@ def here(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 def fitted(place: Path) -> Path:
     """The folder with a calibrated model, ``m.safetensors``."""
     import rgpr
-    from rgpr.audit.data import read
-    from rgpr.audit.networks import load_weights
+    from rgpr._files.inputs.data import read
+    from rgpr._files.networks.networks import load_weights
 
     network = nn.Sequential(
         nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10)

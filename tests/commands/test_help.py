@@ -42,7 +42,9 @@ def test_every_help_ends_with_an_example(
     assert max(map(len, text.splitlines())) <= 110
 
 
-@pytest.mark.parametrize("name", ["fit", "calibrate", "predict", "score", "export"])
+@pytest.mark.parametrize(
+    "name", ["fit", "calibrate", "predict", "score", "export", "audit", "monitor"]
+)
 def test_the_help_says_what_code_is_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = helped(capsys, name)
     assert "Code is run only where you name it" in text

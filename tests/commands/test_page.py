@@ -29,6 +29,11 @@ def test_the_page(
 ) -> None:
     for name in ("weights.safetensors", "train.npz", "val.npz", "new.csv"):
         os.symlink(place / name, tmp_path / name)
+    with np.load(place / "new.npz") as new:
+        order = np.random.default_rng(0).permutation(len(new["X"]))
+        test = {"x": new["X"][order], "y": new["target"][order]}
+    np.savez(tmp_path / "test.npz", **test)
+    np.savez(tmp_path / "turned.npz", x=test["x"][:, ::-1].copy())
     os.symlink(place / "new", tmp_path / "photos")
     (tmp_path / "nets.py").write_text(blocks("python")[0])
     (tmp_path / "prepare.py").write_text(PREPARE)
@@ -42,7 +47,8 @@ def test_the_page(
         name, *arguments = shlex.split(line)
         assert name == "rgpr"
         assert main(arguments) == 0, capsys.readouterr().err
-    for out in ("answers.parquet", "answers.csv", "scores.csv", "strict.npz", "photos.csv"):
+    names = ("answers.parquet", "answers.csv", "scores.csv", "strict.npz", "photos.csv")
+    for out in (*names, "report.html", "watch.safetensors", "watch.jsonl"):
         assert (tmp_path / out).is_file()
     with np.load(tmp_path / "strict.npz") as strict:
         assert strict["flag"].dtype == bool

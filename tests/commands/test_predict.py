@@ -215,7 +215,7 @@ def test_a_program_needs_no_code(
     report = told(capsys, "export", "m.safetensors", *MODEL, "--form", "pt2", "--out", "m.pt2")
     assert report["outputs"] == ["probabilities", "score", "p_value"]
     told(capsys, "predict", "m.safetensors", *MODEL, "new.csv", "--out", "model.npz")
-    monkeypatch.setattr("rgpr.audit.networks.named", None)
+    monkeypatch.setattr("rgpr._files.networks.networks.named", None)
     told(capsys, "predict", "m.pt2", "new.csv", "--out", "program.npz")
     told(capsys, "score", "m.pt2", "new.csv", "--out", "scores.npz")
     model, program, scores = (arrays(f"{name}.npz") for name in ("model", "program", "scores"))
@@ -243,7 +243,7 @@ def test_a_program_needs_no_code(
 def test_a_network_as_a_program_needs_no_code(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from rgpr.audit.networks import load_weights
+    from rgpr._files.networks.networks import load_weights
 
     net = network()
     load_weights(net, Path("weights.safetensors"))

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rgpr.audit.parts import Parts
+from rgpr._files.outputs.parts import Parts
 from rgpr.cli import main
 
 MODEL = ["--model", "command_nets:digits"]

@@ -21,8 +21,10 @@ from .shared import (
 )
 
 if TYPE_CHECKING:
-    from ..audit.data import Data
+    from .._files.inputs.data import Data
     from ..model import RGPR
+
+__all__ = ["check_classes"]
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -53,14 +55,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> Answer:
-    from ..audit.answers import Levels, from_model
-    from ..audit.networks import model as load_model
+    from .._files.networks.networks import model as load_model
+    from .._files.outputs.answers import Levels, from_model
 
     file_in_a_folder(options.out)
     model = load_model(options.file, options.model, options.device)
     takes = from_model(model, Levels())
     data = read_data(options, options.val, takes.dtype, takes.shape)
-    _check_classes(model, data)
+    check_classes(model, data)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="rgpr")  # the report says the same
         warnings.filterwarnings("ignore", category=UserWarning)
@@ -80,7 +82,7 @@ def _run(options: argparse.Namespace) -> Answer:
     return Answer(lines, {**told, **dataclasses.asdict(report)})
 
 
-def _check_classes(model: RGPR, data: Data) -> None:
+def check_classes(model: RGPR, data: Data) -> None:
     """Refuse folders of classes that cannot be numbered as the network's outputs are."""
     import torch
 

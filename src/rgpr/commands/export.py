@@ -22,8 +22,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> Answer:
-    from ..audit.graphs import write_onnx, write_program
-    from ..audit.networks import model as load_model
+    from .._files.networks.graphs import write_onnx, write_program
+    from .._files.networks.networks import model as load_model
 
     file_in_a_folder(options.out)
     form = options.form or options.out.suffix.removeprefix(".")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .base import Command, register_command
 from .shared import (
@@ -18,17 +19,20 @@ from .shared import (
     words,
 )
 
+if TYPE_CHECKING:
+    from .._files.inputs.data import Data
+    from ..model import RGPR
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    add_network(parser, required=True)
+__all__ = ["add_fitting", "fitted"]
+
+
+def add_fitting(parser: argparse.ArgumentParser) -> None:
+    """How the residual of a trained network is fitted."""
     parser.add_argument(
         "--weights",
         type=Path,
         metavar="FILE",
         help=".safetensors, or .pt of tensors alone; without it the factory's own",
-    )
-    parser.add_argument(
-        "--train", type=Path, required=True, metavar="DATA", help="the training data"
     )
     parser.add_argument(
         "--layers",
@@ -50,18 +54,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--input", metavar="LAYER", help="where inputs are ids: the module that reads them"
     )
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="the model, as .safetensors"
-    )
-    add_data(parser)
-    add_common(parser)
 
 
-def _run(options: argparse.Namespace) -> Answer:
-    from ..audit.networks import dtype_of, network, placed
+def fitted(options: argparse.Namespace) -> tuple[RGPR, Data]:
+    """The model that the options describe, fitted, and its training data."""
+    from .._files.networks.networks import dtype_of, network, placed
     from ..model import RGPR
 
-    file_in_a_folder(options.out)
     base = placed(network(options.model, options.weights), options.device)
     data = read_data(options, options.train, dtype_of(base))
     model = RGPR(
@@ -72,6 +71,25 @@ def _run(options: argparse.Namespace) -> Answer:
         input=options.input,
     )
     model.fit(data.batches(), progress=not options.no_progress)
+    return model, data
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add_network(parser, required=True)
+    parser.add_argument(
+        "--train", type=Path, required=True, metavar="DATA", help="the training data"
+    )
+    add_fitting(parser)
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="the model, as .safetensors"
+    )
+    add_data(parser)
+    add_common(parser)
+
+
+def _run(options: argparse.Namespace) -> Answer:
+    file_in_a_folder(options.out)
+    model, data = fitted(options)
     model.save(options.out)
     count = int(model._fit_count) if model._fit_count is not None else len(data)
     report = {

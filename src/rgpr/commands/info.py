@@ -60,7 +60,7 @@ def _of_model(path: Path) -> dict[str, Any]:
 
 
 def _of_program(path: Path) -> dict[str, Any]:
-    from ..audit.programs import about
+    from .._files.networks.programs import about
 
     found = about(path)
     if found is None:

@@ -69,10 +69,10 @@ def _add_predict_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> Answer:
-    from ..audit.answers import Levels, opened
-    from ..audit.data import Data
-    from ..audit.parts import Parts
-    from ..audit.streaming import Stream
+    from .._files.inputs.data import Data
+    from .._files.outputs.answers import Levels, opened
+    from .._files.outputs.parts import Parts
+    from .._files.outputs.streaming import Stream
 
     scores = options.command == "score"
     levels = Levels(scores=True) if scores else Levels(options.alpha, options.coverage)
@@ -114,7 +114,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from .. import __version__
-    from ..audit.parts import fingerprint
+    from .._files.outputs.parts import fingerprint
 
     # These change nothing in the file.
     silent = ("json", "no_progress", "traceback", "restart", "version", "print_completion", "out")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ..audit.data import Data
+    from .._files.inputs.data import Data
 
 __all__ = [
     "CODE",
@@ -48,10 +48,12 @@ class Answer:
     Attributes:
         lines: For people.
         report: For ``--json``.
+        status: The exit status.
     """
 
     lines: list[str]
     report: dict[str, Any] = field(default_factory=dict)
+    status: int = 0
 
 
 def answering(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse.Namespace], int]:
@@ -72,7 +74,7 @@ def answering(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse
             print(json.dumps(_plain({"command": options.command, **answer.report})))
         else:
             print("\n".join(answer.lines))
-        return 0
+        return answer.status
 
     return whole
 
@@ -185,8 +187,8 @@ def read_data(
         dtype: Of the network.
         shape: Of one input of the model, which says whether images are grey.
     """
-    from ..audit.data import read
-    from ..audit.networks import named
+    from .._files.inputs.data import read
+    from .._files.networks.networks import named
 
     channels, prepare = options.channels, options.preprocess
     if channels is None and prepare is None and shape is not None and len(shape) == 3:

@@ -1,6 +1,6 @@
 r"""Betting against exchangeability: a martingale from p-values, and since when it grows.
 
-If inputs are exchangeable with the references, the p-values of :mod:`rgpr.audit.ranks` are
+If inputs are exchangeable with the references, the p-values of :mod:`rgpr.audit.monitor.ranks` are
 independent and uniform. A player starts with a capital of 1 and multiplies what lies on bet ``k``
 by a density :math:`f_k` of the next p-value. A density integrates to one, so the expected capital
 stays 1 whatever the player did before: the capital is a martingale, never negative, and Ville's

@@ -1,8 +1,9 @@
 r"""A monitor: an alarm when inputs stop being like the validation data.
 
 Each input is ranked among the validation scores and the inputs before it
-(:mod:`rgpr.audit.ranks`), and a martingale bets on the p-values (:mod:`rgpr.audit.martingale`). The
-alarm is raised when the martingale reaches :math:`1 / \alpha`. As long as validation data and
+(:mod:`rgpr.audit.monitor.ranks`), and a martingale bets on the p-values
+(:mod:`rgpr.audit.monitor.martingale`). The alarm is raised when the martingale reaches
+:math:`1 / \alpha`. As long as validation data and
 inputs are exchangeable,
 
 .. math:: P(\text{an alarm is ever raised}) \le \alpha,
@@ -328,8 +329,8 @@ class Monitor:
     def merge(self, *others: Monitor) -> Merged:
         """What this monitor and those of other processes found together; none is changed.
 
-        See :mod:`rgpr.audit.merging` for what is valid. The merged alarm holds its promise at all
-        times; the average does for one look at a moment fixed beforehand.
+        See :mod:`rgpr.audit.monitor.merging` for what is valid. The merged alarm holds its promise
+        at all times; the average does for one look at a moment fixed beforehand.
 
         Raises:
             ValueError: The monitors have another ``alpha`` or other layers.

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 from tqdm import tqdm
 
-from .data import Data
+from ..inputs.data import Data
 from .joining import Joined, join
 from .parts import Parts
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from .._atomic import replacing
-from .images import ENDINGS
+from ..._atomic import replacing
+from ..inputs.images import ENDINGS
 
 __all__ = ["Parts", "fingerprint"]
 

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from rgpr.audit.networks import load_weights, named, network
-from rgpr.audit.programs import _suspicious, open_program
+from rgpr._files.networks.networks import load_weights, named, network
+from rgpr._files.networks.programs import _suspicious, open_program
 
 CODE = """
 from torch import nn

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .._atomic import replacing
-from ..likelihoods import likelihood_named
-from ..model import RGPR
-from ..saving import export
+from ..._atomic import replacing
+from ...likelihoods import likelihood_named
+from ...model import RGPR
+from ...saving import export
 from .networks import dtype_of
 from .programs import ABOUT
 

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..answers import Predictions, conformal
-from ..likelihoods import LabelLikelihood, Likelihood, likelihood_named
-from ..model import RGPR
-from .networks import dtype_of, model
-from .programs import about, open_program
+from ...answers import Predictions, conformal
+from ...likelihoods import LabelLikelihood, Likelihood, likelihood_named
+from ...model import RGPR
+from ..networks.networks import dtype_of, model
+from ..networks.programs import about, open_program
 
 __all__ = ["Answers", "Levels", "from_model", "from_program", "opened"]
 

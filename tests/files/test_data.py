@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rgpr.audit.data import Data, read
+from rgpr._files.inputs.data import Data, read
 
 
 def both(data: Data) -> tuple[Tensor, Tensor | None]:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._network.checks import network_dtype_device
-from ..model import RGPR, load
+from ..._network.checks import network_dtype_device
+from ...model import RGPR, load
 from .programs import open_program
 
 __all__ = ["load_weights", "model", "named", "network", "placed"]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._backend.precision import at_least_float32
+from ..._backend.precision import at_least_float32
 from .sources import Piece, Reading, Source, refuse_image_options
 
 __all__ = ["Arrays"]

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .._network.sources import Batches, check_columns
+from ..._network.sources import Batches, check_columns
 from .arrays import Arrays
 from .images import Images
 from .sources import Piece, Reading, Source

@@ -1,0 +1,1 @@
+"""Data in files: arrays (``.npz``), tables (``.parquet``, ``.csv``) and folders of images."""

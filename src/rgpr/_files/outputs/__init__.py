@@ -1,0 +1,1 @@
+"""Answers for data of any size, written in parts and joined at the end."""

@@ -1,0 +1,138 @@
+"""``rgpr audit``: from a trained network and its data to a report in one HTML file."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .base import Command, register_command
+from .calibrate import check_classes
+from .fit import add_fitting, fitted
+from .shared import (
+    CODE,
+    Answer,
+    add_common,
+    add_data,
+    add_network,
+    answering,
+    file_in_a_folder,
+    read_data,
+)
+
+if TYPE_CHECKING:
+    from ..model import RGPR
+
+
+def _named(text: str) -> tuple[str, Path]:
+    name, equals, path = text.partition("=")
+    if not equals or not name or not path:
+        raise argparse.ArgumentTypeError(f"'{text}': expected NAME=DATA, as in street=street.npz")
+    return name, Path(path)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add_network(parser, required=True)
+    data = parser.add_argument_group("what is looked at")
+    data.add_argument(
+        "--fitted",
+        type=Path,
+        metavar="FILE",
+        help="a model by rgpr fit or calibrate, in place of --weights, --train and --val",
+    )
+    data.add_argument("--train", type=Path, metavar="DATA", help="the training data")
+    data.add_argument(
+        "--val", type=Path, metavar="DATA", help="held-out data, for p-values and thresholds"
+    )
+    data.add_argument(
+        "--test", type=Path, required=True, metavar="DATA", help="more held-out data, with targets"
+    )
+    data.add_argument(
+        "--ood",
+        type=_named,
+        action="append",
+        default=[],
+        metavar="NAME=DATA",
+        help="inputs that the network was not trained for; may be given several times",
+    )
+    parser.add_argument("--title", default="", help="the report's title")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="the report, as .html"
+    )
+    add_fitting(parser)
+    add_data(parser)
+    add_common(parser)
+
+
+def _run(options: argparse.Namespace) -> Answer:
+    from ..audit import audit
+
+    file_in_a_folder(options.out)
+    if (options.fitted is None) == (options.train is None):
+        raise ValueError("give either --fitted FILE, or --train DATA to fit a model first")
+    if options.fitted is not None and options.val is not None:
+        raise ValueError("--fitted FILE was calibrated or not; rgpr calibrate does it with --val")
+    show = not options.no_progress
+    model, about = _model(options, show)
+    sets = {}
+    for name, path in [("test", options.test), *options.ood]:
+        if name in sets:
+            raise ValueError(f"--ood {name}=...: this name is taken; choose another")
+        sets[name] = _batches(options, path, model)
+    test = sets.pop("test")
+    report = audit(model, test, sets, title=options.title, progress=show)
+    report.save(options.out)
+    found = report.evaluation
+    lines = [*about, *str(found).splitlines(), f"wrote {options.out}"]
+    told = {
+        "out": options.out,
+        "answers": found.answers,
+        "alarms": found.alarms,
+        "flagged": found.flagged,
+        "detection": found.detection,
+    }
+    return Answer(lines, told)
+
+
+def _model(options: argparse.Namespace, show: bool) -> tuple[RGPR, list[str]]:
+    """The model, fitted and calibrated, and what was done for it."""
+    if options.fitted is not None:
+        from .._files.networks.networks import model as load_model
+
+        return load_model(options.fitted, options.model, options.device), []
+    model, train = fitted(options)
+    lines = [f"fitted on {train.about}"]
+    if options.val is not None:
+        val = _batches(options, options.val, model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the report says the same
+            found = model.calibrate(val, progress=show)
+        lines += [f"calibrated on {val.data.about}", *(f"note: {w}" for w in found.warnings)]
+    return model, lines
+
+
+def _batches(options: argparse.Namespace, path: Path, model: RGPR) -> Any:
+    from .._files.outputs.answers import Levels, from_model
+
+    takes = from_model(model, Levels())
+    data = read_data(options, path, takes.dtype, takes.shape)
+    check_classes(model, data)
+    return data.batches(takes.columns)
+
+
+register_command(
+    "audit",
+    Command(
+        "a report on a trained network, as one HTML file to look at and to pass on",
+        _add_options,
+        answering(_run),
+        "Fit and calibrate a trained network, or take a model that was, and look at it from all\n"
+        "sides: how good and how honest its answers are, how sure it is far away, whether it\n"
+        "notices strange inputs, and which these are. The report is one HTML file that loads\n"
+        "nothing from elsewhere." + CODE,
+        "rgpr audit --model nets:digits --weights w.pt --train t.npz --val v.npz --test s.npz "
+        "--ood a=a.npz --out r.html\n"
+        "rgpr audit --fitted m.safetensors --model nets:digits --test test.npz --out report.html",
+    ),
+)
