@@ -131,7 +131,7 @@ register_command(
         "sides: how good and how honest its answers are, how sure it is far away, whether it\n"
         "notices strange inputs, and which these are. The report is one HTML file that loads\n"
         "nothing from elsewhere." + CODE,
-        "rgpr audit --model nets:digits --weights w.pt --train t.npz --val v.npz --test s.npz "
+        "rgpr audit --model nets:net --weights w.pt --train t.npz --val v.npz --test s.npz "
         "--ood a=a.npz --out r.html\n"
         "rgpr audit --fitted m.safetensors --model nets:digits --test test.npz --out report.html",
     ),
