@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
@@ -15,8 +17,21 @@ if find_spec("sybil") is not None:  # of the extra dev; without it the documents
     from sybil import Sybil
     from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
+    def _elsewhere(namespace: dict[str, Any]) -> None:
+        """Pages write files as their readers would, into a folder that goes away."""
+        namespace["_places"] = os.getcwd(), TemporaryDirectory()
+        os.chdir(namespace["_places"][1].name)
+
+    def _back(namespace: dict[str, Any]) -> None:
+        before, folder = namespace["_places"]
+        os.chdir(before)
+        folder.cleanup()
+
     pytest_collect_file = Sybil(
-        parsers=[PythonCodeBlockParser(), SkipParser()], patterns=["README.md", "docs/*.md"]
+        parsers=[PythonCodeBlockParser(), SkipParser()],
+        patterns=["README.md", "docs/*.md"],
+        setup=_elsewhere,
+        teardown=_back,
     ).pytest()
 
 # What brings each module that the core does without.
