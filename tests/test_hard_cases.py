@@ -461,3 +461,29 @@ def test_targets_of_one_output_may_be_floats() -> None:
     model = rgpr.RGPR(mlp(4, 1)).fit([x], progress=False)
     model.calibrate([(x, y)], progress=False)
     assert model.predict_set(x).shape == (60, 2)
+
+
+def test_a_model_says_what_was_done_to_it() -> None:
+    x, y = torch.randn(60, 4), torch.arange(60) % 3
+    model = rgpr.RGPR(mlp())
+    assert "not fitted" in repr(model)
+    assert "fitted on 60 inputs" in repr(model.fit([(x, y)]))
+    assert "calibrated" not in repr(model)
+    model.calibrate([torch.randn(40, 4)])
+    assert "calibrated on 40 inputs without labels" in repr(model)
+    model.calibrate([(torch.randn(50, 4), y[:50])])
+    assert "calibrated on 50 inputs with labels" in repr(model)
+
+
+def test_progress_is_lines_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batches = [torch.randn(20, 4) for _ in range(4)]
+    rgpr.RGPR(mlp()).fit(batches)
+    assert capsys.readouterr().err == ""  # it was quick
+    monkeypatch.setattr("rgpr._progress._EVERY", 0.0)
+    rgpr.RGPR(mlp()).fit(batches)
+    lines = capsys.readouterr().err.replace("\r", "").split("\n")
+    assert any(line.startswith("rgpr fit: 3 of 4 in ") for line in lines)
+    rgpr.RGPR(mlp()).fit(batches, progress=False)
+    assert capsys.readouterr().err == ""

@@ -21,10 +21,10 @@ from sklearn.datasets import load_digits, make_moons
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
-from tqdm import tqdm
 
 from . import noise
 from ._atomic import replacing
+from ._progress import bar
 from .audit import audit
 from .metrics import accuracy, auroc, confidence, ece, nll
 from .model import RGPR
@@ -130,7 +130,7 @@ def train(task: Task, epochs: int) -> nn.Module:
     )
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3, weight_decay=5e-4)
     loader = DataLoader(task.train, batch_size=64, shuffle=True)
-    for _ in tqdm(range(epochs), desc=f"training on {task.name}", leave=False, disable=None):
+    for _ in bar(range(epochs), f"training on {task.name}", True):
         for x, y in loader:
             optimizer.zero_grad()
             cross_entropy(network(x), y).backward()  # type: ignore[no-untyped-call]

@@ -816,7 +816,14 @@ class RGPR(StableBuffers):
 
     def extra_repr(self) -> str:
         layers = names_of(self._layers) or self._choice
-        return f"likelihood={self.likelihood!r}, layers={layers!r}"
+        words = [f"likelihood={self.likelihood!r}, layers={layers!r}", "not fitted"]
+        if self.residual is not None:
+            count = "some" if self._fit_count is None else int(self._fit_count)
+            words[1] = f"fitted on {count} inputs"
+            if self._references is not None:
+                labels = "without" if self._label_scores is None else "with"
+                words.append(f"calibrated on {len(self._references)} inputs {labels} labels")
+        return ", ".join(words)
 
 
 def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from .._progress import bar
 from .batches import INPUT_KEYS, Batch, Taken, mapped, refuse_packed, taken_of
 from .processes import active
 from .targets import numbers
@@ -47,8 +47,7 @@ def inputs(
 
 def _batches(loader: Iterable[Any], *, progress: bool, description: str) -> Iterator[Any]:
     empty = True
-    # `disable=None` hides the bar where nobody watches: no terminal, no bar.
-    for batch in tqdm(loader, desc=description, leave=False, disable=None if progress else True):
+    for batch in bar(loader, description, progress):
         empty = False
         yield batch
     if empty and not active():  # one of several shards may be empty

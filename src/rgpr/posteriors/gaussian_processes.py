@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from tqdm import tqdm
 
+from .._progress import bar
 from .gaussian import standard_normal
 
 if TYPE_CHECKING:
@@ -187,8 +187,7 @@ def fit_variational(
     """
     bound = _LowerBound(kernel, points, len(units.scale), how)
     optimizer = torch.optim.Adam([{"params": bound.parameters()}, *how.others], lr=how.lr)
-    disable = None if how.progress else True
-    for _ in tqdm(range(how.epochs), desc=how.description, leave=False, disable=disable):
+    for _ in bar(range(how.epochs), how.description, how.progress):
         for batch in batches(generator):
             loss = bound.loss(batch, generator)
             optimizer.zero_grad()

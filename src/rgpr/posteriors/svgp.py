@@ -24,12 +24,12 @@ from gpytorch.variational import (
     VariationalStrategy,
 )
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from .._backend.precision import full_precision
 from .._network.batches import Batch
 from .._network.layers import LayerChoice
 from .._network.representation import INPUT, Representation
+from .._progress import bar
 from .base import THROUGH_ANOTHER_LIBRARY, Posterior
 from .gaussian import DiagonalGaussian, Gaussian
 
@@ -232,8 +232,7 @@ def _train(model: _GP, x: Tensor, y: Tensor, how: _Training) -> Tensor:
     model.train()
     likelihood.train()
     optimizer = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=how.lr)
-    disable = None if how.progress else True
-    for _ in tqdm(range(how.epochs), desc="svgp", leave=False, disable=disable):
+    for _ in bar(range(how.epochs), "svgp", how.progress):
         for rows in torch.split(torch.randperm(len(x)).to(x.device), how.batch_size):
             optimizer.zero_grad()
             loss = -objective(model(x[rows]), targets[..., rows]).sum()

@@ -21,12 +21,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn, update_bn
-from tqdm import tqdm
 
 from .._network.batches import run
 from .._network.loaders import inputs, on_device
 from .._network.running import plain_module
 from .._network.sources import as_batches, check_read_again
+from .._progress import bar
 from .sampled import WeightPosterior, normal_like, seed_from
 
 __all__ = ["SWAG", "SWAGCollector"]
@@ -93,13 +93,7 @@ class SWAG(WeightPosterior):
         check_read_again(train_loader, "SWAG")
         twin = copy.deepcopy(self.network)
         collected: list[list[Tensor]] = []
-        samples = tqdm(
-            range(self.n_samples),
-            desc="SWAG statistics",
-            leave=False,
-            disable=None if progress else True,
-        )
-        for index in samples:
+        for index in bar(range(self.n_samples), "SWAG statistics", progress):
             weights = self._draw(torch.Generator().manual_seed(self.seed + index))
             twin.load_state_dict(weights, strict=False)
             _update_statistics(twin, train_loader)

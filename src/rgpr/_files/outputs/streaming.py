@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from tqdm import tqdm
 
+from ..._progress import bar
 from ..inputs.data import Data
 from .joining import Joined, join
 from .parts import Parts
@@ -70,16 +70,9 @@ class Stream:
         held: list[Arrays] = []
         skipped: list[str] = []
         count = 0
-        # `disable=None` hides the bar where nobody watches: no terminal, no bar.
-        hidden = None if self.progress else True
-        with tqdm(
-            total=total,
-            initial=start,
-            desc=self.description,
-            unit="rows",
-            leave=False,
-            disable=hidden,
-        ) as bar:
+        with bar(
+            None, self.description, self.progress, total=total, initial=start, unit="rows"
+        ) as shown:
             for piece in self.data.pieces(start):
                 if len(piece.x):
                     arrays = self.of(piece.x)
@@ -88,7 +81,7 @@ class Stream:
                     held.append(arrays)
                 skipped += piece.skipped
                 count += 1
-                bar.update(len(piece.x) + len(piece.skipped))
+                shown.update(len(piece.x) + len(piece.skipped))
                 if count == per_chunk:
                     parts.add(_together(held), skipped)
                     held, skipped, count = [], [], 0

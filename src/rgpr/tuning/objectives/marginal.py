@@ -29,13 +29,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from ..._network.batches import Batch, rows_of
 from ..._network.checks import check_batch, network_dtype_device
 from ..._network.kept import joined
 from ..._network.loaders import labelled, on_device
 from ..._network.running import capture, evaluating
+from ..._progress import bar
 from ...answers.examples import Parameters
 from ...extension import Extension
 from ...kernels import dscs_gram
@@ -262,14 +262,8 @@ def collect_matrices(extension: Extension, loader: Iterable[Any], progress: bool
             xs.append(x)
             _check_size(sum(map(rows_of, xs)), gaussian.mean.shape[1])
         base = posterior.covariances(joined(xs)).double()
-    bar = tqdm(
-        representations,
-        desc="rgpr kernel matrices",
-        leave=False,
-        disable=None if progress else True,
-    )
     grams = []
-    for index, parts in enumerate(bar):
+    for index, parts in enumerate(bar(representations, "rgpr kernel matrices", progress)):
         offset = residual.at(index).offset
         grams.append(
             dscs_gram(torch.cat(parts).double(), offset=0.0 if offset is None else offset.double())
