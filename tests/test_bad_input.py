@@ -188,3 +188,8 @@ def test_any_dtype_of_the_network_will_do() -> None:
     message = r"float64 but the network computes in torch\.bfloat16 and torch\.float32"
     with pytest.raises(TypeError, match=message):
         RGPR(Scaled()).fit([x.double()])
+
+
+def test_a_network_that_cannot_run_on_the_inputs_says_their_shape() -> None:
+    with pytest.raises(RuntimeError, match=r"cannot run on inputs of shape \(B, 5\): .*mat2"):
+        RGPR(mlp()).fit([torch.randn(20, 5)])

@@ -269,3 +269,19 @@ def test_exported_with_score_and_p_value(tmp_path: Path) -> None:
         np.testing.assert_allclose(score, model.score(inputs).numpy(), rtol=1e-5, atol=1e-5)
         # A score may cross one reference by rounding.
         np.testing.assert_allclose(p_value, model.p_value(inputs).numpy(), atol=1.01 / 91)
+
+
+def test_labels_in_another_order_are_noticed() -> None:
+    """A network that is sure, and right as often as by chance, is told of."""
+    torch.manual_seed(0)
+    network = torch.nn.Linear(3, 3)
+    with torch.no_grad():
+        network.weight.copy_(20 * torch.eye(3))
+    x = torch.randn(600, 3)
+    y = network(x).argmax(1)
+    model = rgpr.RGPR(network).fit([torch.randn(300, 3)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.calibrate([(x, y)])
+    with pytest.warns(UserWarning, match=r"of the labels agree with .* by chance 33\.3% would"):
+        model.calibrate([(x, y[torch.randperm(600)])])

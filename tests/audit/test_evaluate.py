@@ -228,3 +228,10 @@ def test_bad_answers_are_refused() -> None:
         metrics.aurc(c, torch.tensor([True, False]))
     with pytest.raises(ValueError, match=r"\(2,\) and right has \(3,\)"):
         metrics.reliability(c, torch.zeros(3))
+
+
+def test_outliers_go_by_name(model: rgpr.RGPR, data: Pair) -> None:
+    for wrong in (data[1], [data[0]]):
+        for look in (rgpr.evaluate, rgpr.audit.audit):
+            with pytest.raises(TypeError, match=r"expected sets by name.*go with the inputs"):
+                look(model, data[0], wrong)

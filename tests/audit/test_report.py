@@ -150,7 +150,7 @@ def test_tables_ids_and_regressions() -> None:
     told = rgpr.RGPR(Words(), input="words").fit([ids], progress=False)
     html = rgpr.audit.audit(told, (ids, torch.arange(60) % 3), {"others": ids.flip(1)}).html
     read(html)
-    assert "there is no chart" in html
+    assert "no chart of confidence against distance" in html
 
 
 @given(st.integers(0, 1000))

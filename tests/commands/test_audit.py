@@ -93,3 +93,24 @@ def test_a_monitor_goes_on_from_run_to_run(
     both = json.loads(capsys.readouterr().out)
     assert both["when"] == second["when"]
     assert both["log10"] == pytest.approx(second["log10"], rel=1e-6)
+
+
+@pytest.mark.filterwarnings("always")
+def test_words_for_what_is_forgotten(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Random weights, a target among the inputs, and no calibration."""
+    train = ("--train", "train.npz", "--out", "bare.safetensors")
+    assert main(["fit", *MODEL, *train]) == 0
+    assert "no --weights: the weights are those that command_nets:digits" in capsys.readouterr().err
+    weights = ("--weights", "weights.safetensors")
+    assert main(["fit", *MODEL, *weights, *train]) == 0
+    assert "no --weights" not in capsys.readouterr().err
+    out = ("--out", "a.csv")
+    assert main(["predict", "bare.safetensors", "new.csv", *MODEL, *out]) == 0
+    assert "not calibrated, so there are no p-values" in capsys.readouterr().out
+    table = (here / "new.csv").read_text().replace("label", "digit", 1)
+    (here / "digit.csv").write_text(table)
+    assert main(["fit", *MODEL, *weights, "--train", "digit.csv", "--out", "x.safetensors"]) == 1
+    said = capsys.readouterr().err
+    assert "digit.csv" in said
+    assert "(B, 65)" in said
+    assert "name it by --target" in said

@@ -71,10 +71,10 @@ def test_arrays_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--size is for image folders"):
         read(path, size=(2, 2))
     np.savez(path, x=np.array([{}, {}]))  # would be unpickled
-    with pytest.raises(ValueError, match=r"d.npz: .*allow_pickle"):
+    with pytest.raises(ValueError, match=r"d.npz is no .npz file, or holds Python objects"):
         read(path)
     path.write_bytes(b"no zip at all")
-    with pytest.raises(ValueError, match=r"d.npz: "):
+    with pytest.raises(ValueError, match=r"d.npz(: | is no)"):
         read(path)
     with pytest.raises(FileNotFoundError, match=r"no file or folder .*nothing"):
         read(tmp_path / "nothing")

@@ -195,7 +195,8 @@ def test_a_given_network_is_only_read(iris: Any, classifier: RGPRClassifier) -> 
     X, y = iris
     network = copy.deepcopy(classifier.network_).float()
     before = copy.deepcopy(network.state_dict())
-    found = RGPRClassifier(network, random_state=0).fit(X, y)
+    with pytest.warns(UserWarning, match=r"trained before.*X_val="):
+        found = RGPRClassifier(network, random_state=0).fit(X, y)
     assert found.network_ is network
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
     with torch.no_grad():

@@ -233,7 +233,7 @@ def named(network: nn.Module, x: Batch) -> dict[str, Tensor]:
     else:
         raise TypeError(
             f"the input is a {type(x).__name__}; expected a tensor, a dict of tensors or a tuple "
-            "of tensors"
+            "of tensors. model.predict takes frames, arrays and loaders"
         )
     for name, part in parts.items():
         refuse_packed(part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -148,8 +149,15 @@ def _check_shapes(one: Shape, fitted: Shape) -> None:
             what = f"the part '{name}' of one input" if name else "one input"
             raise ValueError(
                 f"{what} has shape {_shown(shape)}, but the model was fitted on inputs of "
-                f"shape {_shown(wanted)}; the moments of one do not apply to the other"
+                f"shape {_shown(wanted)}{_turn(shape, wanted)}"
             )
+
+
+def _turn(shape: Sequence[int | None], wanted: Sequence[int | None]) -> str:
+    """How to bring inputs into a shape that holds as many numbers."""
+    if None in (*shape, *wanted) or prod(shape) != prod(wanted):  # type: ignore[arg-type]
+        return "; pass inputs as they were for fit"
+    return f"; x.reshape({', '.join(['-1', *map(str, wanted)])}) has this shape"
 
 
 def _shown(shape: Sequence[int | None]) -> str:

@@ -241,8 +241,9 @@ def _unknown(pattern: str, names: Sequence[str]) -> str:
         hint += " A * does not cross dots, and ** does."
     return (
         f"no layer '{pattern}' runs in this network{hint} Candidates: {_shown(names)}. "
-        "A functional activation such as F.relu has no name: take the module before it. Rules that "
-        f"pick layers: {', '.join(sorted(PICKERS))}"
+        "A functional activation such as F.relu has no name: take the module before it. "
+        "print(rgpr.layers(network, x)) shows all, and a rule chooses if layers is one of "
+        f"{', '.join(map(repr, sorted(PICKERS)))}"
     )
 
 

@@ -144,6 +144,7 @@ def calibrate(
     inside = examples.u[:, 0] < torch.inf
     if examples.target is not None and bool(inside.any()):
         chosen, report = choose(given, examples.of(inside), max_nll_increase)
+        notes += _disagreement(given, examples, chosen, report.get("accuracy"))
     strangeness = given.residual.strangeness(examples.u)
     references = weighed(strangeness, examples.first, given.likelihood).sort().values
     label_scores = None if examples.target is None else _label_scores(given, examples)
@@ -196,6 +197,23 @@ def _quiet(
     return shares[0], shares[1]
 
 
+def _disagreement(
+    given: Extension, examples: Examples, chosen: Chosen, accuracy: float | None
+) -> list[str]:
+    """A word where a network that is sure agrees with the labels no more than by chance."""
+    if given.likelihood.name != "classification" or accuracy is None:
+        return []
+    chance = 1 / given.likelihood.classes(examples.first.shape[1])
+    error = (chance * (1 - chance) / len(examples)) ** 0.5
+    sure = float(chosen.temperature) > 2 * float(given.temperature)
+    if not sure or accuracy > chance + 3 * error:
+        return []
+    return [
+        f"only {accuracy:.1%} of the labels agree with the network, and by chance {chance:.1%} "
+        "would; are the labels in the order of the inputs, and the classes in that of the outputs?"
+    ]
+
+
 def _notes(given: Extension, examples: Examples, fitted_on: tuple[Tensor, int] | None) -> list[str]:
     """What a person should know about the data they calibrate with."""
     notes = []
@@ -205,9 +223,9 @@ def _notes(given: Extension, examples: Examples, fitted_on: tuple[Tensor, int] |
         expected = len(keys) * min(1.0, examples.seen / count)
         if examples.watched >= max(2.0, 0.5 * expected):
             notes.append(
-                f"{examples.watched} of these inputs are training inputs that fit saw; their "
-                "scores are too small, and p-values and sets will not keep their promise. "
-                "Calibrate with inputs that were held out"
+                f"at least {examples.watched} of these {examples.seen} inputs are training inputs "
+                "that fit saw; their scores are too small, and p-values and sets will not keep "
+                "their promise. Calibrate with inputs that were held out"
             )
     if len(examples) < conformal.references_for(0.05):
         needed = conformal.references_for(0.05)

@@ -16,7 +16,7 @@ from ..model import RGPR
 from . import plots
 from .passes import OURS, Answers, Subject, read
 
-__all__ = ["Evaluation", "evaluate", "measure", "share", "subject_of", "summary"]
+__all__ = ["Evaluation", "evaluate", "measure", "named", "share", "subject_of", "summary"]
 
 # Points of a risk-coverage curve that are kept.
 _POINTS = 200
@@ -164,7 +164,7 @@ def evaluate(
         >>> found.detection["far"]["RGPR, score"]["auroc"] > 0.99
         True
     """
-    sets = {"test": test, **_named(outliers)}
+    sets = {"test": test, **named(outliers)}
     return summary(measure(subject_of(model, detectors), model, sets, progress), alpha)
 
 
@@ -175,10 +175,18 @@ def subject_of(model: RGPR, detectors: Mapping[str, Any] | None = None) -> Subje
     return Subject(model._extension(), references, given, bound, dict(detectors or {}))
 
 
-def _named(outliers: Mapping[str, Any] | None) -> dict[str, Any]:
-    if "test" in (outliers or {}):
+def named(outliers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Sets of outliers by their names, none of which is that of the test data."""
+    if outliers is None:
+        return {}
+    if not isinstance(outliers, Mapping):
+        raise TypeError(
+            f"outliers is a {type(outliers).__name__}; expected sets by name, {{'noise': inputs}}. "
+            "Targets of the test data go with the inputs: (x, y)"
+        )
+    if "test" in outliers:
         raise ValueError("outliers={'test': ...}: this name is taken by the test data; use another")
-    return dict(outliers or {})
+    return dict(outliers)
 
 
 def measure(

@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import noise
 from .._network.batches import Batch, run
 from .._network.checks import network_dtype_device
-from .._network.loaders import inputs, on_device
+from .._network.loaders import inputs_and_targets, on_device
 from ..guarantee.inputs import at_distance
 from ..model import RGPR
 from .charts import Chart, line_chart
@@ -59,6 +59,7 @@ class Example:
         label: The prediction.
         layer: The layer that finds it strangest.
         times: How many times the median at the data that layer's strangeness is.
+        truth: The target, if there is one.
     """
 
     x: Tensor
@@ -69,6 +70,7 @@ class Example:
     label: str
     layer: str
     times: float
+    truth: str = ""
 
 
 def made_outliers(x: Tensor) -> dict[str, Tensor]:
@@ -187,7 +189,7 @@ def examples(model: RGPR, data: Iterable[Any]) -> dict[str, list[Example]]:
     device = network_dtype_device(network)[1]
     kept: list[Example] = []
     number = 0
-    for x in inputs(data, network, progress=False, description=""):
+    for x, y in inputs_and_targets(data, network, progress=False, description=""):
         if not isinstance(x, Tensor):
             return {}
         explained = model.explain(on_device(x, device))
@@ -211,6 +213,7 @@ def examples(model: RGPR, data: Iterable[Any]) -> dict[str, list[Example]]:
                     label,
                     explained.layers[layer],
                     float(distances[layer]),
+                    "" if y is None else _true(y[row], model.likelihood),
                 )
             )
         number += len(x)
@@ -234,6 +237,14 @@ def _said(answered: Any, row: int, likelihood: str) -> tuple[str, float | None]:
         there = (p > 0.5).nonzero().flatten().tolist()
         return f"labels {there}", float(torch.maximum(p, 1 - p).max())
     return f"class {int(p.argmax())}", float(p.max())
+
+
+def _true(y: Tensor, likelihood: str) -> str:
+    if likelihood == "regression":
+        return f"{float(y.double().mean()):.3g}"
+    if likelihood == "multilabel":
+        return f"labels {(y > 0).nonzero().flatten().tolist()}"
+    return f"class {int(y) if y.dim() == 0 or len(y) == 1 else int(y.argmax())}"
 
 
 def timings(model: RGPR, x: Batch) -> dict[str, float]:

@@ -23,7 +23,7 @@ from .._network.checks import network_dtype_device
 from .._network.loaders import inputs, on_device
 from ..model import RGPR
 from . import findings
-from .evaluate import Evaluation, measure, subject_of, summary
+from .evaluate import Evaluation, measure, named, subject_of, summary
 from .passes import Subject
 
 __all__ = ["Report", "audit"]
@@ -76,18 +76,19 @@ def audit(
         RuntimeError: The model was not fitted.
         ValueError: Targets that do not fit, or data without any input.
     """
+    outliers = named(outliers)
     subject = subject_of(model)
     network = model.posterior.network
     device = network_dtype_device(network)[1]
     source = inputs(model._data(test), network, progress=False, description="")
     x = on_device(next(source), device)
     made = findings.made_outliers(x) if isinstance(x, Tensor) and x.is_floating_point() else {}
-    sets = {"test": test, **made, **(outliers or {})}
+    sets = {"test": test, **made, **outliers}
     measured = measure(subject, model, sets, progress)
     evaluation = summary(measured, 0.05)
     few: Any = x[:256] if isinstance(x, Tensor) else x
     shown = {"test data": findings.examples(model, model._data(test))}
-    for name, data in (outliers or {}).items():
+    for name, data in outliers.items():
         shown[name] = findings.examples(model, model._data(data))
     html = _template().render(
         title=title or type(network).__name__,

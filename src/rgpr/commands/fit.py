@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,12 @@ def fitted(options: argparse.Namespace) -> tuple[RGPR, Data]:
     from .._files.networks.networks import dtype_of, network, placed
     from ..model import RGPR
 
+    if options.weights is None and not options.model.endswith(".pt2"):
+        warnings.warn(
+            f"no --weights: the weights are those that {options.model} makes; if these are random, "
+            "so are the answers",
+            stacklevel=2,
+        )
     base = placed(network(options.model, options.weights), options.device)
     data = read_data(options, options.train, dtype_of(base))
     model = RGPR(
@@ -70,7 +77,11 @@ def fitted(options: argparse.Namespace) -> tuple[RGPR, Data]:
         residual=options.residual,
         input=options.input,
     )
-    model.fit(data.batches(), progress=not options.no_progress)
+    try:
+        model.fit(data.batches(), progress=not options.no_progress)
+    except RuntimeError as error:
+        asks = "" if data.columns is None else "; if one column is the target, name it by --target"
+        raise RuntimeError(f"{data.about}: {error}{asks}") from error
     return model, data
 
 

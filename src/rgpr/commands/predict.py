@@ -93,6 +93,11 @@ def _run(options: argparse.Namespace) -> Answer:
     if done.taken_up:
         lines.append(f"went on behind {done.taken_up} rows of an earlier run")
     lines.append(f"answered {joined.rows} rows: {', '.join(joined.names)}")
+    if not takes.calibrated:
+        lines.append(
+            "not calibrated, so there are no p-values, flags and sets: rgpr calibrate FILE "
+            "--model M --val DATA --out FILE"
+        )
     if joined.flagged is not None:
         lines.append(f"flagged as too strange: {joined.flagged} of {joined.rows}")
     lines += [f"left out: {line}" for line in done.skipped]

@@ -133,6 +133,12 @@ def fit(plan: Plan, train_loader: Iterable[Any], progress: bool) -> Fitted:
 # -- the pass ------------------------------------------------------------------------------------
 
 
+def _shape_of(x: batches.Batch) -> str:
+    if isinstance(x, Tensor):
+        return f"({', '.join(['B', *map(str, x.shape[1:])])})"
+    return str(batches.mapped(x, lambda part: ("B", *part.shape[1:])))
+
+
 class _Pass:
     """The statistics of one process's share of the data.
 
@@ -184,7 +190,14 @@ class _Pass:
                 like = batch if isinstance(batch, Tensor) else batches.first_part(batch)
                 if len(like) == 0:
                     continue
-                classes = self._take_in(number, x, target)
+                try:
+                    classes = self._take_in(number, x, target)
+                except RuntimeError as error:
+                    if self.layers:
+                        raise
+                    raise RuntimeError(
+                        f"the network cannot run on inputs of shape {_shape_of(x)}: {error}"
+                    ) from error
                 labelled.add(target is not None)
                 if self._classes == 1:
                     check_no_pair(train_loader, self._outputs)

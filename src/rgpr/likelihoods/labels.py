@@ -124,7 +124,8 @@ def check_logits(outputs: Tensor) -> None:
         if bool(distributions):
             raise ValueError(
                 "the network returns probabilities (each row sums to 1); the residual works on "
-                "logits. Leave out the final softmax"
+                "logits. Leave out the final softmax, as network[:-1] does for an nn.Sequential, "
+                "or pass RGPR(network, output=lambda p: p.log())"
             )
 
 

@@ -44,6 +44,11 @@ class Arrays(Source):
                     raise ValueError(f"it has the keys {sorted(file)} and no '{reading.target}'")
                 self.y = None if y is None else _targets(_numbers(file[y], y), reading.dtype)
         except (ValueError, OSError, EOFError) as error:
+            if "pickle" in str(error):  # numpy's advice is to open it all the same
+                raise ValueError(
+                    f"{path} is no .npz file, or holds Python objects, which are not opened; write "
+                    "it with numpy.savez(path, x=..., y=...)"
+                ) from None
             raise ValueError(f"{path}: {error}") from error
         if self.y is not None and len(self.y) != len(self.x):
             raise ValueError(f"{path}: '{key}' has {len(self.x)} rows and '{y}' {len(self.y)}")

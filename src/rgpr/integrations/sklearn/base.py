@@ -91,6 +91,13 @@ class ResidualEstimator(BaseEstimator):
         training = self._training(int(random.randint(np.iinfo(np.int32).max)))
         if held is None:
             rows, held = self._split(*rows, random)
+            if self.network is not None and len(held[0]):
+                warnings.warn(
+                    "network= was trained before: if it has seen any of these rows, p-values, sets "
+                    "and intervals promise too much. Pass X_val= and y_val= with rows that it has "
+                    "not seen, or validation_fraction=0 for no promises",
+                    stacklevel=3,
+                )
         X, y = rows
         network = self.network
         if network is None:
