@@ -76,8 +76,9 @@ def adaptive_ece(confidences: Tensor, right: Tensor, *, bins: int = 15) -> float
 
     Most confidences of a trained network are near one, where :func:`ece` has one bin for all.
 
-    >>> adaptive_ece(torch.tensor([0.6, 0.6, 0.8, 1.0]), torch.tensor([1, 0, 1, 1]), bins=2)
-    0.1
+    >>> sure, right = torch.tensor([0.5, 0.5, 0.75, 0.75]), torch.tensor([1, 0, 1, 1])
+    >>> adaptive_ece(sure, right, bins=2)
+    0.125
     """
     c, correct = _answers(confidences, right)
     order = c.argsort(stable=True)

@@ -44,13 +44,14 @@ class Collector:
         self._bytes = 0
 
     def take(self, h: Tensor) -> Tensor:
-        """Take in a representation whose classes are not needed, and give it as vectors.
+        """Take in a representation unless its classes are needed, and give it as vectors.
 
         Moments are read there and then, so a raw representation is not copied for them.
         """
         raw = self.moments is not None and self.strategy.of == "raw"
         rows = h if raw else self.rows_of(h)
-        self.update(rows)
+        if not self.needs_classes:
+            self.update(rows)
         return rows
 
     def rows_of(self, h: Tensor) -> Tensor:
