@@ -177,6 +177,7 @@ def test_columns_are_those_of_the_fit(here: Path, capsys: pytest.CaptureFixture[
     told(capsys, *predict, "more.csv", "--target", "species")
 
 
+@pytest.mark.filterwarnings("ignore:no --weights")
 def test_a_regression_with_two_targets(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = np.random.default_rng(0).normal(size=(300, 6))
     np.savetxt("t.csv", rows, delimiter=",", header="a,b,c,d,u,v", comments="")
@@ -318,6 +319,7 @@ def test_what_a_user_can_get_wrong(
     assert not list(here.glob("*.parts"))
 
 
+@pytest.mark.filterwarnings("ignore:no --weights")
 def test_classes_are_not_guessed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A folder that lacks a class would number the others wrongly."""
     fit = ["fit", "--model", "command_nets:images", "--train", "new", "--out", "m.safetensors"]
