@@ -159,7 +159,7 @@ def _far(subject: Subject, model: RGPR, x: Tensor) -> Chart | None:
     words = (
         "How sure is it far away?",
         "distance from the training data, in standard deviations",
-        "confidence, mean of 32 rays",
+        f"confidence, mean of {len(x)} rays",
         "Each test input is moved along its line through the mean of the training data. "
         "Training data lie around the mark 'typical'; beyond 'certified' every input, in every "
         "direction, has a confidence below 1/C + 0.05.",

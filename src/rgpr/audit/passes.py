@@ -144,11 +144,10 @@ class Run:
     """Runs the model on batches; the head is looked for in the first of them."""
 
     def __init__(self, subject: Subject) -> None:
-        self._subject, self._head = subject, None
+        self._subject = subject
+        self._head: nn.Module | None = None
         detectors = subject.detectors.values()
         self._reads_features = any(hasattr(each, "predict_features") for each in detectors)
-
-    _head: nn.Module | None
 
     @torch.no_grad()
     def __call__(self, x: Batch) -> _Batch:

@@ -21,6 +21,7 @@ from torch import Tensor
 from .._atomic import replacing
 from .._network.checks import network_dtype_device
 from .._network.loaders import inputs, on_device
+from .._network.table import table_of
 from ..model import RGPR
 from . import findings
 from .evaluate import Evaluation, measure, named, subject_of, summary
@@ -143,8 +144,6 @@ def _about(model: RGPR, subject: Subject) -> dict[str, str]:
 
 def _layers(model: RGPR, x: Any) -> list[tuple[str, str, str]]:
     """Name, kind and shape of every representation that is read."""
-    from .._network.table import table_of
-
     table = table_of(model.posterior.look(x), model._layers)
     taken = [row for row in table.rows if row.taken]
     return [

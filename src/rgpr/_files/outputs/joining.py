@@ -5,7 +5,7 @@ The same chunks give the same bytes: nothing of the time or of the machine goes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,22 +100,21 @@ def _table(chunk: Arrays) -> Any:
 def _csv(chunks: Iterable[Arrays], out: Path) -> None:
     import pyarrow.csv as pc  # type: ignore[import-untyped]
 
-    writer = None
-    for chunk in chunks:
-        table = _table(chunk)
-        writer = writer or pc.CSVWriter(out, table.schema)
-        writer.write_table(table)
-    if writer is not None:
-        writer.close()
+    _written(chunks, out, pc.CSVWriter)
 
 
 def _parquet(chunks: Iterable[Arrays], out: Path) -> None:
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
+    _written(chunks, out, pq.ParquetWriter)
+
+
+def _written(chunks: Iterable[Arrays], out: Path, kind: Callable[..., Any]) -> None:
+    """Write a table for each chunk by one of pyarrow's writers, which the first chunk opens."""
     writer = None
     for chunk in chunks:
         table = _table(chunk)
-        writer = writer or pq.ParquetWriter(out, table.schema)
+        writer = writer or kind(out, table.schema)
         writer.write_table(table)
     if writer is not None:
         writer.close()
