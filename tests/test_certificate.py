@@ -764,7 +764,10 @@ def test_it_reads_and_draws(digits: Task, tmp_path: Path) -> None:
     text = str(certificate)
     assert "Every input at least" in text
     assert "0.15 = 1/10 + 0.05" in text
-    certificate.plot(digits.x[:20], tmp_path / "c.png")
+    from matplotlib.figure import Figure
+
+    own = Figure().subplots()
+    assert certificate.plot(digits.x[:20], tmp_path / "c.png", ax=own) is own
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
     wider, narrower = model.certify(0.1), model.certify(0.01)
     assert wider.radius < certificate.radius < narrower.radius

@@ -331,7 +331,7 @@ def test_the_result_reads_and_draws(
         assert part in text
     assert result.history == sorted(result.history)
     assert len(result.trials) > 2
-    result.plot(tmp_path / "tuning.png")
+    assert len(result.plot(tmp_path / "tuning.png")) == 2  # Axes
     assert (tmp_path / "tuning.png").read_bytes().startswith(b"\x89PNG")
     assert list(result.sigma2) == model.layers
 

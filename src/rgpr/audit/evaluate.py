@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import metrics
+from .._axes import row
 from .._text import aligned
 from ..model import RGPR
 from . import plots
@@ -90,7 +91,7 @@ class Evaluation:
         pictures = [(draw, found) for draw, found in wanted if found]
         if not pictures:
             raise ValueError("there is nothing to draw: give test data with targets, or outliers")
-        axes = plots.side_by_side(len(pictures))
+        axes = row(len(pictures))
         for (draw, found), ax in zip(pictures, axes, strict=True):
             draw(found, ax)
         return axes

@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["detection", "reliability", "risk", "side_by_side"]
+from .._axes import one
 
-
-def side_by_side(count: int) -> Any:
-    """An array of so many Axes in a row."""
-    import matplotlib.pyplot as plt
-
-    size = (4 * count, 3.4)
-    return plt.subplots(ncols=count, figsize=size, squeeze=False, layout="constrained")[1][0]
+__all__ = ["detection", "reliability", "risk"]
 
 
 def reliability(bins: Mapping[str, Sequence[Sequence[float]]], ax: Any = None) -> Any:
@@ -23,7 +17,7 @@ def reliability(bins: Mapping[str, Sequence[Sequence[float]]], ax: Any = None) -
         bins: By method, rows of mean confidence, accuracy and count.
         ax: Where to draw; a new figure by default.
     """
-    ax = _axis(ax)
+    ax = one(ax)
     ax.plot([0, 1], [0, 1], color="0.7", linewidth=1)
     for method, rows in bins.items():
         filled = [row for row in rows if row[2] > 0]
@@ -40,7 +34,7 @@ def risk(curves: Mapping[str, Sequence[float]], ax: Any = None) -> Any:
         curves: By method, that share at even coverages.
         ax: Where to draw; a new figure by default.
     """
-    ax = _axis(ax)
+    ax = one(ax)
     for method, curve in curves.items():
         shares = [(number + 1) / len(curve) for number in range(len(curve))]
         ax.plot(shares, curve, label=method)
@@ -56,7 +50,7 @@ def detection(found: Mapping[str, Mapping[str, Mapping[str, float]]], ax: Any = 
         found: By set, method and metric.
         ax: Where to draw; a new figure by default.
     """
-    ax = _axis(ax)
+    ax = one(ax)
     methods = list(next(iter(found.values())))[::-1]
     for name, values in found.items():
         ax.plot([100 * values[method]["auroc"] for method in methods], methods, "o", label=name)
@@ -64,11 +58,3 @@ def detection(found: Mapping[str, Mapping[str, Mapping[str, float]]], ax: Any = 
     ax.set(xlabel="AUROC, %", title="told from the data")
     ax.legend(fontsize="small")
     return ax
-
-
-def _axis(ax: Any) -> Any:
-    if ax is not None:
-        return ax
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(layout="constrained")[1]

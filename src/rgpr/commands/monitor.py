@@ -51,6 +51,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> Answer:
     from .._atomic import replacing
+    from .._axes import write
     from .._files.networks.networks import model as load_model
     from .._files.outputs.answers import Levels, from_model
     from ..audit import Monitor
@@ -85,9 +86,7 @@ def _run(options: argparse.Namespace) -> Answer:
         with replacing(options.prometheus) as temporary:
             Path(temporary).write_text(monitor.prometheus(), encoding="utf-8")
     if options.plot is not None:
-        figure = monitor.plot()[0].figure
-        with replacing(options.plot) as temporary:
-            figure.savefig(temporary, dpi=120)
+        write(monitor.plot()[0], options.plot)
     told = json.loads(line)
     lines = [
         data.about,

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._atomic import replacing
+from .._axes import one, write
 from ..answers.probabilities import answer
 from ..extension import Extension
 from ..likelihoods import LabelLikelihood
@@ -98,18 +98,17 @@ class Certificate:
             f"that by {why[self.by]}" + "".join(f"; {other}" for other in others) + "."
         )
 
-    def plot(self, x: Tensor, path: str | Path | None = None) -> Any:
+    def plot(self, x: Tensor, path: str | Path | None = None, ax: Any = None) -> Any:
         """Draw the bound against the distance, beside the confidence that the model has there.
 
         Args:
             x: Inputs ``(B, ...)``; each is moved in and out along its line through the mean.
             path: File to which the picture is written, or ``None`` to write none.
+            ax: Where to draw; a new figure by default.
 
         Returns:
-            The matplotlib figure.
+            The matplotlib Axes.
         """
-        from matplotlib.figure import Figure
-
         measured = []
         likelihood = self.model.likelihood
         assert isinstance(likelihood, LabelLikelihood)
@@ -121,11 +120,10 @@ class Certificate:
                 answered: Any = answer(self.model, self.model.read(moved))
                 measured.append(likelihood.confidence(answered).double())
         values = torch.stack(measured)
-        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-        axes = figure.subplots()
-        axes.plot(distances, [self.bound(d) for d in distances], "C3", label="certified bound")
-        axes.plot(distances, values.mean(1).tolist(), "C0", label="measured, mean")
-        axes.fill_between(
+        ax = one(ax, height=3.6)
+        ax.plot(distances, [self.bound(d) for d in distances], "C3", label="certified bound")
+        ax.plot(distances, values.mean(1).tolist(), "C0", label="measured, mean")
+        ax.fill_between(
             distances,
             values.amin(1).tolist(),
             values.amax(1).tolist(),
@@ -134,19 +132,17 @@ class Certificate:
             lw=0,
             label="measured, range",
         )
-        axes.axhline(1 / self.classes, color="0.3", lw=1, ls=":", label="1/C")
-        axes.axvline(self.radius, color="C3", lw=1, ls="--", label=f"radius for {self.eps:g}")
-        axes.set(
+        ax.axhline(1 / self.classes, color="0.3", lw=1, ls=":", label="1/C")
+        ax.axvline(self.radius, color="C3", lw=1, ls="--", label=f"radius for {self.eps:g}")
+        ax.set(
             xscale="log",
             ylim=(0, 1.03),
             xlabel="distance from the training mean, in standard deviations",
             ylabel="confidence",
         )
-        axes.legend(fontsize=8, frameon=False)
-        if path is not None:
-            with replacing(path) as temporary:
-                figure.savefig(temporary, dpi=120)
-        return figure
+        ax.legend(fontsize=8, frameon=False)
+        write(ax, path)
+        return ax
 
 
 @torch.inference_mode(False)

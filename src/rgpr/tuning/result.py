@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .._atomic import replacing
+from .._axes import row, write
 from .search import Trial
 
 __all__ = ["TuningResult"]
@@ -84,15 +84,12 @@ class TuningResult:
         return "\n".join([*lines, *(f"! {warning}" for warning in self.warnings)])
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """The climb, and what each layer adds to the variance; a matplotlib figure.
+        """The climb, and what each layer adds to the variance; an array of two matplotlib Axes.
 
         Args:
             path: Where to write it as a picture, if anywhere.
         """
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(8, 3.2), layout="constrained")
-        left, right = figure.subplots(1, 2)
+        left, right = axes = row(2, height=3.2)
         left.plot(self.history)
         left.axhline(self.before, color="0.5", ls=":", label="before")
         left.set(xlabel="evaluation", ylabel=self.objective, title="best so far")
@@ -110,7 +107,5 @@ class TuningResult:
         right.set_xticks(list(places), list(self.sigma2), rotation=30, ha="right")
         right.set(yscale="log", title="variance added by each layer (median)")
         right.legend(frameon=False)
-        if path is not None:
-            with replacing(path) as temporary:
-                figure.savefig(temporary, dpi=120)
-        return figure
+        write(left, path)
+        return axes

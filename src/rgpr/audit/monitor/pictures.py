@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ..._axes import row
 from .performance import Window
 from .trace import Array
 
@@ -41,11 +42,8 @@ def draw(drawn: Drawn) -> Any:
     Args:
         drawn: What to draw.
     """
-    from matplotlib.figure import Figure
-
     panels = 1 + bool(drawn.layers) + bool(drawn.windows)
-    figure = Figure(figsize=(4.2 * panels, 3.2), layout="constrained")
-    axes = figure.subplots(1, panels, squeeze=False)[0]
+    axes = row(panels, 4.2, 3.2)
     _evidence(axes[0], drawn)
     if drawn.layers:
         _layers(axes[1], drawn)

@@ -1,0 +1,33 @@
+"""Where pictures are drawn: on the Axes that a caller passes, or on new ones of matplotlib.
+
+New figures belong to pyplot, so that a notebook shows them and ``plt.show()`` does elsewhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ._atomic import replacing
+
+__all__ = ["one", "row", "write"]
+
+
+def row(count: int, width: float = 4.0, height: float = 3.4) -> Any:
+    """An array of ``count`` new Axes side by side, each ``width`` by ``height`` inches."""
+    import matplotlib.pyplot as plt
+
+    size = (width * count, height)
+    return plt.subplots(ncols=count, figsize=size, squeeze=False, layout="constrained")[1][0]
+
+
+def one(ax: Any, width: float = 6.4, height: float = 4.0) -> Any:
+    """The Axes ``ax``, or new ones if it is ``None``."""
+    return row(1, width, height)[0] if ax is None else ax
+
+
+def write(ax: Any, path: str | Path | None) -> None:
+    """Write the figure of some Axes to a file, all of it or nothing; to none if it is ``None``."""
+    if path is not None:
+        with replacing(path) as temporary:
+            ax.figure.savefig(temporary, dpi=120)
