@@ -21,7 +21,7 @@ _PICTURE = re.compile(r"!\[[^]]*]\((images/[\w-]+\.png)\)")
 
 
 def as_notebook(page: str) -> Any:
-    """The notebook of a page: a cell for each code block, links as they are one folder further down."""
+    """The notebook of a page: a cell for each code block; links start one folder further down."""
     import jupytext
 
     text = (DOCS / f"{page}.md").read_text()
@@ -71,7 +71,7 @@ def _draw(page: str) -> None:
         os.chdir(folder)
         for block in re.split(r"```python\n", text)[1:]:
             code, after = block.split("```", 1)
-            exec(compile(code, page, "exec"), namespace)  # noqa: S102
+            exec(compile(code, page, "exec"), namespace)
             for name in _PICTURE.findall(after):
                 plt.gcf().savefig(DOCS / name, dpi=120, bbox_inches="tight")
                 plt.close("all")
