@@ -103,6 +103,7 @@ def trained_on(
         seed=seed,
         device=context.device,
         checkpoint=kept(context, name, seed, "safetensors"),
+        compile=training.x.shape[1] == 3,  # the large networks: a LeNet waits for its own launches
         progress=progress,
     )
     train(network, (training.x, training.y), plan, options)
