@@ -77,10 +77,10 @@ def _labels(axis: Any, places: Mapping[str, tuple[float, float]], ours: set[str]
         x, y = at[detector]
         mark = detector in ours
         size = 7.5 if mark else 5.5
-        width = 0.0128 * len(detector) * size / 5.5
+        width = (0.0107 if mark else 0.009) * len(detector) * size / 5.5
         box = min(
             (box for box in _around(x, y, width) if not any(map(box.covers, taken))),
-            key=lambda box: abs(box.y - y) + 0.3 * abs(box.left - x),
+            key=lambda box: abs(box.y - y) + 0.4 * box.beside(x),
             default=_Box(x + 0.015, x + 0.015 + width, y),
         )
         taken.append(box)
@@ -95,7 +95,7 @@ def _labels(axis: Any, places: Mapping[str, tuple[float, float]], ours: set[str]
             color=colour,
             va="center",
         )
-        if abs(box.y - y) > _STEP / 2:
+        if abs(box.y - y) > _STEP / 2 or box.beside(x) > 0.03:
             edge = box.left if box.left > x else box.right
             axis.plot(
                 [x, edge], [y, box.y], transform=axis.transAxes, linewidth=0.3, color="#aaaaaa"
@@ -110,6 +110,10 @@ class _Box:
     right: float
     y: float
     tall: float = 1.0
+
+    def beside(self, x: float) -> float:
+        """How far the label is from a point, along the panel's width."""
+        return self.left - x if self.left > x else x - self.right
 
     def covers(self, other: _Box) -> bool:
         """Whether the two overlap."""
