@@ -29,7 +29,18 @@ from ..extension import Extension, Reading
 from ..likelihoods import LabelLikelihood
 from ..posteriors.gaussian import Gaussian
 
-__all__ = ["BASE", "NETWORK", "OURS", "Answers", "Run", "Subject", "read", "surest"]
+__all__ = [
+    "BASE",
+    "NETWORK",
+    "OURS",
+    "Answers",
+    "Run",
+    "Subject",
+    "head_of",
+    "overheard",
+    "read",
+    "surest",
+]
 
 # Whose answers are compared: the bare network's, the base's (a Laplace approximation, an ensemble,
 # ...) and the model's.
@@ -155,8 +166,8 @@ class Run:
         extension = subject.extension
         network = extension.posterior.network
         if self._reads_features and self._head is None:
-            self._head = _head(network, x)
-        with _overheard(network, self._head) as heard:
+            self._head = head_of(network, x)
+        with overheard(network, self._head) as heard:
             reading: Reading[Gaussian] = extension.read(x)
         own = outputs_of(heard[network], x, extension.posterior.output)
         answers = self._answers(own, reading)
@@ -218,7 +229,12 @@ class Run:
         return graded
 
 
-def _head(network: nn.Module, x: Batch) -> nn.Module:
+def head_of(network: nn.Module, x: Batch) -> nn.Module:
+    """The linear layer that the network's outputs come out of.
+
+    Raises:
+        ValueError: They do not come straight out of one.
+    """
     name = linear_head(network, x)
     if name is None:
         raise ValueError(
@@ -229,7 +245,7 @@ def _head(network: nn.Module, x: Batch) -> nn.Module:
 
 
 @contextmanager
-def _overheard(network: nn.Module, head: nn.Module | None) -> Iterator[dict[nn.Module, Any]]:
+def overheard(network: nn.Module, head: nn.Module | None) -> Iterator[dict[nn.Module, Any]]:
     """What the network returns in the next pass, and what goes into its head, by module."""
     heard: dict[nn.Module, Any] = {}
 

@@ -46,7 +46,7 @@ _Answer = Callable[[Tensor], Tensor]
 
 def run(context: Context) -> None:
     """A unit for each set and seed."""
-    run_seeds(context, NAME, context.image_sets("mnist", "cifar10"), _unit)
+    run_seeds(context, NAME, context.image_sets(*PAPER_NAMES), _unit)
 
 
 def _unit(context: Context, name: str, seed: int) -> Result:

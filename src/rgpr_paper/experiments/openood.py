@@ -1,0 +1,257 @@
+"""The score beside every detector that reads logits or features, in the form of OpenOOD.
+
+Not in the paper. On the networks of the other experiments, this library's score and confidence over
+last-layer Laplace are measured beside the detectors of :mod:`rgpr_paper.rivals`, each with fixed
+settings: those of its paper, or those with which OpenOOD starts. OpenOOD itself goes on to choose
+settings on outliers; here nothing is chosen on any. Near and far outliers are those of
+:mod:`rgpr_paper.near_far`.
+
+FPR95 is given in both meanings: the share of outliers that pass where 95 % of the data do, as in
+the paper, and the share of data that is refused where 95 % of the outliers are, as in OpenOOD. So
+is the area under precision against recall, with the data and with the outliers as what is to be
+found.
+
+The network runs once on every image, and the detectors are fitted and measured on what that pass
+left. Cost is what a detector adds to the network's own pass. A detector that fails is kept with the
+text of its error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from rgpr._network.running import evaluating
+from rgpr.metrics import accuracy, auprc, auroc, fpr95, fpr95_openood
+from rgpr.model import RGPR
+
+from ..comparison import PAPER_NAMES
+from ..context import Context
+from ..data import Loader, notes_of
+from ..detector_page import page
+from ..experiment import Experiment, register
+from ..methods import contestants
+from ..near_far import near_and_far
+from ..networks import kept
+from ..outputs import Outputs, head, outputs, write_some
+from ..rivals import RIVALS, Bench, Rival
+from ..section import Section
+from ..units import Result, read_units, run_seeds
+
+__all__ = ["METRICS", "render", "run"]
+
+NAME = "openood"
+# Each takes the scores of data and of outliers, higher for inputs more like the data.
+METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {
+    "auroc": auroc,
+    "fpr95": fpr95,
+    "fpr95 openood": fpr95_openood,
+    "aupr in": auprc,
+    "aupr out": lambda inside, outside: auprc(-outside, -inside),
+}
+_MICRO = 1e6
+
+
+def run(context: Context) -> None:
+    """A unit for each set and seed."""
+    sets = context.image_sets(*PAPER_NAMES)
+    run_seeds(context, NAME, sets, _unit, detectors=list(RIVALS))
+
+
+def _unit(context: Context, name: str, seed: int) -> Result:
+    outliers, missing = near_and_far(context, name)
+    competing = contestants(context, name, seed)
+    model = competing.method("LLL-RGPR-onset").model
+    assert model is not None
+    last = head(model, competing.train)
+    clock = Clock(context.device)
+    clock.warm(model.posterior.network, competing.test)
+    train = outputs(model, last, competing.train)
+    training_pass = clock.lap()
+    bench = Bench(competing, last, train, outputs(model, last, competing.validation))
+    images = {"test": competing.test}
+    images |= {kind: Loader(each.x) for sets in outliers.values() for kind, each in sets.items()}
+    found = {kind: outputs(model, last, loader) for kind, loader in images.items()}
+    network_pass = _network_pass(model, competing.test, clock)
+    measuring = _Measuring(
+        bench,
+        images,
+        found,
+        {where: list(sets) for where, sets in outliers.items()},
+        {"training": training_pass, "network": network_pass},
+        clock,
+    )
+    measured = {
+        rival.name: measuring.tried(rival)
+        for rival in tqdm(RIVALS.values(), desc="detectors", leave=False, disable=None)
+    }
+    _keep(context, name, seed, bench, found)
+    y = competing.test.y
+    assert y is not None
+    return {
+        "set": name,
+        "seed": seed,
+        "classes": competing.classes,
+        "notes": competing.notes | notes_of(outliers["near"]) | notes_of(outliers["far"]),
+        "missing": missing,
+        "sizes": {
+            "train": len(competing.train.x),
+            "validation": len(competing.validation.x),
+            **{kind: len(loader.x) for kind, loader in images.items()},
+        },
+        "accuracy": accuracy(found["test"].logits.softmax(1), y),
+        "layers": model.layers,
+        "seconds": competing.seconds | {"training images, one pass": training_pass},
+        "network": _MICRO * network_pass,
+        "detectors": measured,
+    }
+
+
+class Clock:
+    """Seconds between laps, counted when the device has done its work."""
+
+    def __init__(self, device: str) -> None:
+        self._cuda = torch.device(device).type == "cuda"
+        self._started = self._now()
+
+    def _now(self) -> float:
+        if self._cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the last lap, or since the clock was made."""
+        before, self._started = self._started, self._now()
+        return self._started - before
+
+    @torch.no_grad()
+    def warm(self, network: nn.Module, loader: Loader) -> None:
+        """Run the network once, because the first run on a GPU is slow, and start a lap."""
+        with evaluating(network):
+            network(next(iter(Loader(loader.x))))
+        self.lap()
+
+
+@torch.no_grad()
+def _network_pass(model: RGPR, test: Loader, clock: Clock) -> float:
+    """Seconds for each image that the bare network takes, batches of 1000."""
+    network = model.posterior.network
+    with evaluating(network):
+        clock.lap()
+        for x in Loader(test.x):
+            network(x)
+    return clock.lap() / len(test.x)
+
+
+class _Measuring:
+    """Fits detectors, one after the other, and measures them on the same outputs."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        images: dict[str, Loader],
+        found: dict[str, Outputs],
+        where: dict[str, list[str]],
+        shared: dict[str, float],
+        clock: Clock,
+    ) -> None:
+        self._bench = bench
+        self._images = images
+        self._found = found
+        self._where = where
+        self._shared = shared
+        self._clock = clock
+
+    def tried(self, rival: Rival) -> dict[str, Any]:
+        """The detector's measures, or the text of the error that it failed with."""
+        about = {"paper": rival.paper, "code": rival.code, "reads": rival.reads}
+        try:
+            return about | {"ours": rival.ours} | self._measured(rival)
+        except Exception as error:  # whatever other libraries raise must not lose the unit
+            text = " ".join(str(error).split())[:300]
+            return about | {"ours": rival.ours, "error": f"{type(error).__name__}: {text}"}
+
+    def _measured(self, rival: Rival) -> dict[str, Any]:
+        self._clock.lap()
+        fitted = rival.fit(self._bench)
+        seconds = self._clock.lap()
+        if fitted.seconds is not None:
+            seconds = fitted.seconds
+        elif rival.trains:
+            seconds += self._shared["training"]
+        with torch.no_grad():
+            fitted.score(next(iter(self._batches(rival, "test"))))  # the first call is slow
+        self._clock.lap()
+        inside = self._scores(rival, fitted.score, "test")
+        each = self._clock.lap() / len(inside)
+        if rival.reads == "images":
+            each = max(0.0, each - self._shared["network"])
+        values: dict[str, Any] = {}
+        for where, kinds in self._where.items():
+            outside = {kind: self._scores(rival, fitted.score, kind) for kind in kinds}
+            values[where] = {
+                metric: {kind: value(-inside, -scores) for kind, scores in outside.items()}
+                for metric, value in METRICS.items()
+            }
+        values["all"] = {
+            metric: {
+                "mean": mean(v for where in self._where for v in values[where][metric].values())
+            }
+            for metric in METRICS
+        }
+        for where in self._where:
+            for found in values[where].values():
+                found["mean"] = mean(found.values())
+        return {
+            "setting": fitted.setting,
+            "fit": seconds,
+            "microseconds": _MICRO * each,
+            **values,
+        }
+
+    def _batches(self, rival: Rival, kind: str) -> Iterable[Tensor]:
+        """What the detector reads of a set, 1000 rows at a time."""
+        if rival.reads == "images":
+            return Loader(self._images[kind].x)
+        found = self._found[kind]
+        read = found.logits if rival.reads == "logits" else found.features
+        return torch.split(read, 1000)
+
+    def _scores(self, rival: Rival, score: Callable[[Tensor], Tensor], kind: str) -> Tensor:
+        """Scores of a set, ``(N,)`` in float64, higher for stranger inputs."""
+        # Detectors that need gradients turn them on again.
+        with torch.no_grad():
+            return torch.cat([score(each).double() for each in self._batches(rival, kind)])
+
+
+def _keep(context: Context, name: str, seed: int, bench: Bench, found: dict[str, Outputs]) -> None:
+    """Keep some outputs for studies that need no network, in two files beside the checkpoints."""
+    some = {kind: (each, 5000 if kind == "test" else 2000) for kind, each in found.items()}
+    some["validation"] = (bench.validation, 2000)
+    write_some(kept(context, f"{NAME}-{name}", seed, "npz"), some, seed)
+    trained = {"train": (bench.train, 10_000)}
+    write_some(kept(context, f"{NAME}-{name}-train", seed, "npz"), trained, seed)
+
+
+def render(folder: Path) -> Section:
+    """A table for each set, a picture of all detectors, and their settings."""
+    return page(read_units(folder), folder)
+
+
+register(
+    Experiment(
+        name=NAME,
+        title="The score beside every detector, in OpenOOD's form",
+        paper="ours",
+        place=155,
+        run=run,
+        render=render,
+    )
+)

@@ -1,0 +1,58 @@
+"""pytorch-ood's detectors that read penultimate features, and some of them the head too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .base import Bench, Fitted, Rival, pytorch_ood, register_rival
+
+
+def _fitted(bench: Bench, detector: Any, setting: str) -> Fitted:
+    # Some of them keep a copy of the head on the CPU unless they are told where to work.
+    detector.to(bench.device)
+    detector.fit_features(bench.train.features, bench.train.y)
+    return Fitted(detector.predict_features, setting)
+
+
+def _mahalanobis(bench: Bench) -> Fitted:
+    return _fitted(bench, pytorch_ood("Mahalanobis")(None), "penultimate features alone")
+
+
+def _relative(bench: Bench) -> Fitted:
+    return _fitted(bench, pytorch_ood("RMD")(None), "none")
+
+
+def _dice(bench: Bench) -> Fitted:
+    detector = pytorch_ood("DICE")(None, bench.weight, bench.bias, p=0.9)
+    return _fitted(bench, detector, "sparsity 0.9, as in the paper and in OpenOOD")
+
+
+def _she(bench: Bench) -> Fitted:
+    return _fitted(bench, pytorch_ood("SHE")(None, bench.head), "inner products, as in the paper")
+
+
+def _nn_guide(bench: Bench) -> Fitted:
+    setting = "k = 10 as in the paper; all training images"
+    return _fitted(bench, pytorch_ood("NNGuide")(None, bench.head, k=10), setting)
+
+
+def _nci(bench: Bench) -> Fitted:
+    setting = "alpha 1e-4, with which OpenOOD starts"
+    return _fitted(bench, pytorch_ood("NCI")(None, bench.head, alpha=1e-4), setting)
+
+
+def _fdbd(bench: Bench) -> Fitted:
+    return _fitted(bench, pytorch_ood("fDBD")(None, bench.head), "none")
+
+
+_PAPERS = {
+    "Mahalanobis, pytorch-ood": ("Lee et al. 2018", _mahalanobis),
+    "relative Mahalanobis": ("Ren et al. 2021", _relative),
+    "DICE": ("Sun & Li 2022", _dice),
+    "SHE": ("Zhang et al. 2023", _she),
+    "NNGuide": ("Park et al. 2023", _nn_guide),
+    "NCI": ("Liu & Qin 2025", _nci),
+    "fDBD": ("Liu & Qin 2024", _fdbd),
+}
+for _name, (_paper, _fit) in _PAPERS.items():
+    register_rival(Rival(_name, _paper, "pytorch-ood", "features", trains=True, fit=_fit))

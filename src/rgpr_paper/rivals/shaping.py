@@ -1,0 +1,64 @@
+"""pytorch-ood's detectors that change features and take the energy of the logits they then give.
+
+They change pooled features here, as OpenOOD has it for ResNets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from .base import Bench, Fitted, Rival, pytorch_ood, register_rival
+
+
+def _shaping(kind: str, setting: str, **options: Any) -> Callable[[Bench], Fitted]:
+    def fit(bench: Bench) -> Fitted:
+        tail = nn.Sequential(nn.Flatten(), bench.head)
+        detector = pytorch_ood(kind)(None, tail, **options).to(bench.device)
+        if detector.requires_fit:
+            detector.fit_feature_maps(_maps(bench.train.features), bench.train.y)
+        return Fitted(lambda h: detector.predict_feature_maps(_maps(h)), setting)
+
+    return fit
+
+
+def _maps(features: Tensor) -> Tensor:
+    """Features ``(B, D)`` as maps of one position each, which these detectors insist on."""
+    return features[:, :, None, None]
+
+
+_ASH = "percentile 90, with which OpenOOD starts"
+_DETECTORS = {
+    "ReAct": (
+        "Sun et al. 2021",
+        True,
+        _shaping("ReAct", "percentile 90, as in the paper", percentile=0.9),
+    ),
+    "VRA": (
+        "Xu et al. 2023",
+        True,
+        _shaping(
+            "VRA",
+            "percentiles 10 and 90, with which OpenOOD starts",
+            lower_percentile=0.1,
+            upper_percentile=0.9,
+        ),
+    ),
+    "SCALE": (
+        "Xu et al. 2024",
+        False,
+        _shaping("SCALE", "percentile 85, as in the paper and in OpenOOD", percentile=0.85),
+    ),
+    **{
+        variant: (
+            "Djurisic et al. 2023",
+            False,
+            _shaping("ASH", _ASH, variant=variant.lower(), percentile=0.9),
+        )
+        for variant in ("ASH-S", "ASH-P", "ASH-B")
+    },
+}
+for _name, (_paper, _trains, _fit) in _DETECTORS.items():
+    register_rival(Rival(_name, _paper, "pytorch-ood", "features", trains=_trains, fit=_fit))
