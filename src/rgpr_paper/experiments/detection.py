@@ -240,7 +240,10 @@ def _claims(name: str, units: Sequence[Unit]) -> list[Claim]:
         ece("LLL-RGPR-LL", "LLL-RGPR-OOD"),
     ]
     if "DE" in rates:
-        claims.append(fpr95("LLL-RGPR-OOD", "DE"))
+        claims += [fpr95("LLL-RGPR-OOD", "DE"), fpr95("LLL-RGPR-LL", "DE")]
+    if baselines := {m: rates[m] for m in ("MAP", "TS", "DE", "GP-DSCS") if m in rates}:
+        best = min(baselines, key=baselines.__getitem__)
+        claims.append(fpr95("LLL", best, slack=_COMPETITIVE))
     ours: list[Claim] = []
     if "LLL-RGPR-onset" in rates and "LLL-RGPR-score" in rates:
         ours = [
@@ -249,6 +252,11 @@ def _claims(name: str, units: Sequence[Unit]) -> list[Claim]:
             fpr95("LLL-RGPR-score", "Energy"),
         ]
     return claims + [replace(claim, ours=True) for claim in ours]
+
+
+# The paper calls LLL "competitive with all baselines" and gives no number for it. In its own table
+# LLL is at most 4.4 points above the best of them, on SVHN.
+_COMPETITIVE = 4.5
 
 
 def _lower(what: str, values: dict[str, float], one: str, other: str, slack: float = 0.0) -> Claim:

@@ -127,6 +127,8 @@ def _claims(name: str, units: list[Unit]) -> list[Claim]:
                 "" if passed else _DISCUSSION,
             )
         )
+    if "SVHN" in units[0].result["outliers"] and name == "cifar10":
+        claims.append(_beside_duq(averaged("LLL-RGPR-OOD", "auroc", "SVHN")))
     change = averaged("LLL-RGPR-OOD", "accuracy") - averaged("MAP", "accuracy")
     return [
         *claims,
@@ -138,6 +140,26 @@ def _claims(name: str, units: list[Unit]) -> list[Claim]:
     ]
 
 
+def _beside_duq(ours: float) -> Claim:
+    """The paper's claim about DUQ, whose numbers it quotes from DUQ's own paper."""
+    quoted = max(
+        value
+        for method in ("DUQ, lambda 0", "DUQ, lambda 0.5")
+        if (value := printed("ood_non_bayesian", method=method, metric="AUROC")) is not None
+    )
+    holds = ours >= quoted - 0.5
+    return Claim(
+        "cifar10 against SVHN: the AUROC of LLL-RGPR-OOD is competitive with DUQ's, within 0.5",
+        f"{ours:.1f} % against {quoted:.1f} %, quoted",
+        holds,
+        "" if holds else _QUOTED,
+    )
+
+
+_QUOTED = (
+    "DUQ's number is of its own networks and of the published SVHN files, and ours of re-cropped "
+    "ones. The paper has 92.6 % here and 95.8 % in the table above it, for the same method."
+)
 _DISCUSSION = (
     "The paper compares with numbers of other networks; on the same network the detector can be "
     "better."
