@@ -123,8 +123,11 @@ def provenance(units: Sequence[Unit]) -> list[Block]:
     for unit in units:
         about = unit.about
         versions = ", ".join(f"{package} {number}" for package, number in about["versions"].items())
-        commit = f", commit {about['commit']}" if about.get("commit") else ""
-        made = Text(f"Made on {about['date']} on {about['hardware']}; {versions}{commit}; by")
+        commit = f"commit {about['commit']}" if about.get("commit") else "an unknown commit"
+        changed = " with changes" if about.get("clean") is False else ""
+        made = Text(
+            f"Made on {about['date']} on {about['hardware']}; {versions}; {commit}{changed}; by"
+        )
         if made not in blocks or Text(about["command"], code=True) not in blocks:
             blocks += [made, Text(about["command"], code=True)]
     if any(unit.settings["small"] for unit in units):

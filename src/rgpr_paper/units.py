@@ -224,12 +224,16 @@ def _about(context: Context, experiment: str) -> dict[str, Any]:
         "date": datetime.now(UTC).date().isoformat(),
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
         "versions": {"rgpr": __version__, "python": platform.python_version(), **_versions()},
-        "commit": _commit(),
+        **_commit(),
     }
 
 
-def _commit() -> str | None:
-    """The commit of this source tree, or what ``RGPR_COMMIT`` says where there is none to ask."""
+def _commit() -> dict[str, str | bool | None]:
+    """The commit of this source tree, and whether the tree was clean.
+
+    Where there is no repository to ask, ``RGPR_COMMIT`` says it, in the same form: a commit that
+    ends in ``-dirty`` is of a tree with changes.
+    """
     found = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=12"],
         cwd=Path(__file__).parent,
@@ -237,7 +241,10 @@ def _commit() -> str | None:
         text=True,
         check=False,
     )
-    return found.stdout.strip() or os.environ.get("RGPR_COMMIT")
+    described = found.stdout.strip() or os.environ.get("RGPR_COMMIT")
+    if not described:
+        return {"commit": None, "clean": None}
+    return {"commit": described.removesuffix("-dirty"), "clean": not described.endswith("-dirty")}
 
 
 def _versions() -> dict[str, str]:

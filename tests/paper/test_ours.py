@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,8 @@ def test_two_answers(out: Path) -> None:
     assert (
         found["score"]["near"]["auroc"]["mean"] > found["confidence, base"]["near"]["auroc"]["mean"]
     )
-    assert first.about["commit"]
+    assert re.fullmatch("[0-9a-f]{12,}", first.about["commit"])
+    assert isinstance(first.about["clean"], bool)
     page = (out / "two-answers" / "two-answers.md").read_text()
     assert "| digits, near: FPR95 / AUROC | mirrored | mean |" in page
     assert len(two_answers.summary(out / "two-answers").rows) == 1
