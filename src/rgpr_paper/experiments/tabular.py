@@ -76,13 +76,15 @@ def render(folder: Path) -> Section:
         section.add(*page.overview_tables(sets, task), page.details(sets, task))
         section.add(*page.behind(sets, task))
         section.claims.append(_level(sets, task))
+        if "breast cancer" in sets:
+            section.add(Text(_EVIDENCE))
     if "classification" in tasks:
         section.add(page.at_data(tasks["classification"]))
         section.claims.append(_budget(tasks["classification"]))
     section.add(*(page.false_alarms(sets) for sets in tasks.values()))
     section.claims.append(_false_alarms(units))
     if "regression" in tasks:
-        section.add(page.intervals(tasks["regression"]))
+        section.add(page.intervals(tasks["regression"]), Text(_AWAY))
         section.claims += _promises(tasks["regression"])
     section.add(*provenance(units))
     return section
@@ -93,20 +95,46 @@ _ABOUT = (
     "seeds, each of which has its own split. Breast cancer has two classes, so none can be held "
     "out there."
 )
+_EVIDENCE = (
+    "The score of a classifier divides the distance from the data by the evidence in the logits. "
+    "Of rows times 10, and of noisy ones, a network can be much surer than of the test rows, so "
+    "that the score grows much less than the distance, and stays within what the strangest test "
+    "rows have; that is where it is behind on breast cancer and wine. The score of a regression "
+    "has no evidence in it."
+)
+_AWAY = (
+    "A width of 1.00 says that most shifted rows lie where the residual's variance has not set in: "
+    "their intervals are as wide as at the data, and only the rows beyond gain coverage. Neither "
+    "kind of interval promises anything of shifted rows."
+)
+_SHUFFLED = (
+    "Shuffling leaves every column its values. The residual measures the input column by column, "
+    "so the score of these rows is that of the hidden layer, which is what Mahalanobis and KNN "
+    "read as well; why they read more out of it was not looked into."
+)
+_FEW = (
+    "With fewer than 100 validation rows, calibrating moves the onset only where they show beyond "
+    "two standard errors that the budget is broken. Test sets are small as well: single rows that "
+    "are right and far from the others cost more than the whole budget."
+)
 
 
 # -- claims, stated before the numbers were known ------------------------------------------------
 
 
 def _level(sets: page.Sets, task: str) -> Claim:
-    means = {detector: row["mean"] for detector, row in page.overview(sets, task).items()}
+    rows = page.overview(sets, task)
+    means = {detector: row["mean"] for detector, row in rows.items()}
     ours = means.pop(OURS)
     best = max(means, key=means.__getitem__)
+    gains = (f"{kind} {rows[OURS][kind] - rows[best][kind]:+.1f}" for kind in page.KINDS[task])
+    holds = ours >= means[best] - LEVEL
     return Claim(
         f"{task}: the score's AUROC, the mean over all sets and kinds of strange rows, is at most "
         f"{LEVEL:g} points below that of the best other detector",
         f"{ours:.1f} % against {means[best]:.1f} % of {best}",
-        ours >= means[best] - LEVEL,
+        holds,
+        "" if holds else f"Points above {best}: {', '.join(gains)}. {_SHUFFLED}",
         ours=True,
     )
 
@@ -121,6 +149,7 @@ def _budget(sets: page.Sets) -> Claim:
         f"The NLL of test rows is at most {BUDGET:g} above the base's, on every set",
         ", ".join(f"{name} {cost:+.4f}" for name, cost in costs.items()),
         max(costs.values()) <= BUDGET,
+        "" if max(costs.values()) <= BUDGET else _FEW,
         ours=True,
     )
 
@@ -148,6 +177,7 @@ def _promises(sets: page.Sets) -> list[Claim]:
         }
         for kind in ("constant", "RGPR")
     }
+    lost = [name for name, share in away["RGPR"].items() if share < 50]
     ours, constant = (mean(away[kind].values()) for kind in ("RGPR", "constant"))
     wider = {name: mean(over_seeds(found, "wider", "10 x")) for name, found in sets.items()}
     return [
@@ -167,6 +197,9 @@ def _promises(sets: page.Sets) -> list[Claim]:
                 for name in sets
             ),
             ours >= constant,
+            f"Even so they cover less than half of the shifted rows of {', '.join(lost)}."
+            if lost
+            else "",
             ours=True,
         ),
         Claim(

@@ -195,10 +195,12 @@ def picture(folder: Path, name: str, tasks: dict[str, Sets]) -> Figure:
     """Mean AUROC of each detector and kind, a row of panels for each task; ours is marked."""
     caption = (
         "AUROC of strange rows, in %: a large dot is the mean over sets, a small one a set. Above "
-        "classification, below regression; the score of this library is orange."
+        "classification, below regression; the score of this library is orange. Each panel has its "
+        "own scale, and the dotted line at 50 % is chance."
     )
     size = (9.5, 0.9 + 2.1 * len(tasks))
     options = {"nrows": len(tasks), "ncols": 4, "figsize": size, "squeeze": False, "sharey": "row"}
+    small = {"ms": 3, "alpha": 0.35, "clip_on": False}
     with drawing(folder, name, caption, **options) as (_, axes, block):
         for row, (task, sets) in zip(axes, tasks.items(), strict=True):
             detectors = list(overview(sets, task))
@@ -206,15 +208,15 @@ def picture(folder: Path, name: str, tasks: dict[str, Sets]) -> Figure:
                 for place, detector in enumerate(reversed(detectors)):
                     values = cells(sets, task, detector)[kind]
                     color = COLORS[1] if detector == OURS else COLORS[0]
-                    axis.plot(values, [place] * len(values), "o", ms=3, alpha=0.35, color=color)
+                    axis.plot(values, [place] * len(values), "o", **small, color=color)
                     if values:
                         marker = "D" if detector == OURS else "o"
-                        axis.plot(mean(values), place, marker, ms=7, color=color)
+                        axis.plot(mean(values), place, marker, ms=7, color=color, clip_on=False)
                 axis.set_title(kind)
                 axis.axvline(50, color="0.7", lw=0.8, ls=":")
                 axis.grid(axis="y", color="0.92", lw=0.6)
                 axis.set_axisbelow(True)
-                axis.set_xlim(None, 102)
+                axis.set_xlim(None, 101)
             row[0].set_yticks(range(len(detectors)), list(reversed(detectors)))
             row[0].set_ylabel(task)
         for axis in axes[-1]:
