@@ -10,7 +10,16 @@ from .published import published
 from .section import Block, Text
 from .units import Unit
 
-__all__ = ["PAPER_NAMES", "TUNINGS", "by_set", "over_seeds", "percent", "remarks", "stand_ins"]
+__all__ = [
+    "PAPER_NAMES",
+    "TUNINGS",
+    "by_set",
+    "equal_to_map",
+    "over_seeds",
+    "percent",
+    "remarks",
+    "stand_ins",
+]
 
 # The in-distribution sets, in the paper's order and by the names of its tables.
 PAPER_NAMES = {"mnist": "MNIST", "cifar10": "CIFAR10", "svhn": "SVHN", "cifar100": "CIFAR100"}
@@ -55,6 +64,35 @@ def stand_ins(units: Iterable[Unit]) -> list[Block]:
         for name, remedy in unit.result.get("missing", {}).items():
             blocks.append(Text(f"Outliers {name} are left out: {remedy}"))
     return list(dict.fromkeys(blocks))
+
+
+def equal_to_map(units: Iterable[Unit]) -> list[Block]:
+    """A paragraph for each set on which LLL has no variance to speak of, and so equals MAP.
+
+    Results of earlier versions do not say which prior precision was chosen; they get no paragraph.
+    """
+    blocks: list[Block] = []
+    for name, found in by_set(units).items():
+        # Several units can be about the same network, whose numbers are the same then.
+        recorded = {
+            tuple(choice["LLL"].items()): choice["LLL"]
+            for unit in found
+            for choice in unit.result.get("choices", [])
+            if "LLL" in choice
+        }
+        equal = [choice for choice in recorded.values() if choice["equals_map"]]
+        if equal:
+            precision = min(choice["precision"] for choice in equal)
+            variance = max(choice["variance"] for choice in equal)
+            blocks.append(
+                Text(
+                    f"{PAPER_NAMES.get(name, name)}: LLL equals MAP over {len(equal)} of "
+                    f"{len(recorded)} networks. The validation images prefer no variance: they "
+                    f"choose a prior precision of {precision:.2g} or more, with which no logit of "
+                    f"theirs has a variance above {variance:.1g}."
+                )
+            )
+    return blocks
 
 
 def remarks(*tables: str) -> list[Block]:

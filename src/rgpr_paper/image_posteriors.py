@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -22,9 +23,9 @@ from rgpr.posteriors import (
     Posterior,
     SWAGCollector,
     Temperature,
-    choose_prior_precision,
     fit_laplace,
 )
+from rgpr.posteriors.prior_precision import find_prior_precision
 
 from .data import Loader, some
 from .networks import SETTINGS, ensemble
@@ -41,10 +42,17 @@ STATISTICS = 10_000
 
 
 def _last_layer(c: Contestants) -> Posterior:
-    """Last-layer Laplace, its prior precision the best of a grid for the validation data."""
+    """Last-layer Laplace, its prior precision the best for the validation data; it is recorded."""
     la = fit_laplace(c.network, c.train, subset="last_layer")
     size = 3 if c.context.small else 41
-    return choose_prior_precision(la, c.validation, grid_size=size, progress=False)
+    posterior, choice = find_prior_precision(la, c.validation, grid_size=size, progress=False)
+    c.choices["LLL"] = {
+        **asdict(choice),
+        "at_an_end": choice.at_an_end,
+        "equals_map": choice.equals_map,
+        "verdict": choice.verdict,
+    }
+    return posterior
 
 
 def _swag(c: Contestants) -> Posterior:

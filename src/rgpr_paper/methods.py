@@ -110,6 +110,8 @@ class Contestants:
         test_rows: Rows of the whole test set that ``test`` has.
         notes: For a stand-in, by its set's name, what its images really are.
         seconds: How long training and fitting took, by part.
+        choices: What the validation images chose for a base, by the base's name; of ``LLL`` the
+            prior precision, see :class:`rgpr.posteriors.prior_precision.PriorChoice`.
     """
 
     def __init__(self, context: Context, name: str, seed: int) -> None:
@@ -122,6 +124,7 @@ class Contestants:
         training, test = read_split(context.data, name, context.device, context.download)
         self.notes = notes_of({name: training})
         self.seconds: dict[str, float] = {}
+        self.choices: dict[str, dict[str, Any]] = {}
         with self._timed("training"):
             self.network = trained(context, name, seed)
         rows = some(torch.arange(len(test.x), device=test.x.device), len(test.x), seed)

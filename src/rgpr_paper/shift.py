@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,16 @@ from .methods import COMPARED, Contestants, contestants
 from .networks import MEMBERS, trained
 from .units import Unit
 
-__all__ = ["METHODS", "METRICS", "images_of_all", "measured", "methods_of", "notes", "predictions"]
+__all__ = [
+    "METHODS",
+    "METRICS",
+    "choices",
+    "images_of_all",
+    "measured",
+    "methods_of",
+    "notes",
+    "predictions",
+]
 
 METHODS = COMPARED
 METRICS = ("NLL", "ECE", "Brier", "confidence", "accuracy")
@@ -79,6 +89,11 @@ def notes(context: Context, name: str) -> dict[str, str]:
     """What the set really is, where that is not what its name says."""
     found: dict[str, str] = contestants(context, name, context.seeds[0]).notes
     return found
+
+
+def choices(context: Context, name: str) -> list[dict[str, Any]]:
+    """What the validation images chose for the bases of each seed; ask after predicting."""
+    return [contestants(context, name, seed).choices for seed in context.seeds]
 
 
 @lru_cache(maxsize=2)

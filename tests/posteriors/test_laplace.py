@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rgpr
 from networks import Task, blobs, mlp
-from references import jacobian, search_prior_precision
+from references import jacobian
 from rgpr.posteriors import LaplacePosterior, LastLayerLaplace, choose_prior_precision
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -66,17 +66,6 @@ class Counting(nn.Module):
         return Counting(self.seen)
 
 
-@pytest.mark.parametrize("structure", LAST_LAYER)
-def test_the_prior_precision_is_what_laplace_torch_finds(structure: str) -> None:
-    la, x = fitted(mlp(), structure=structure)
-    loader = [(x, blobs()[1])]
-    posterior = choose_prior_precision(la, loader, grid_size=9, progress=False)
-    found = float(la.prior_precision)
-    search_prior_precision(la, DataLoader(TensorDataset(*loader[0]), batch_size=len(x)), 9)
-    assert found == pytest.approx(float(la.prior_precision))
-    assert torch.equal(posterior(x).variance, rgpr.as_posterior(la)(x).variance)
-
-
 def test_for_a_last_layer_the_network_runs_once() -> None:
     calls: list[torch.Tensor] = []
     la, x = fitted(nn.Sequential(Counting(calls), *mlp()))
@@ -93,20 +82,6 @@ def test_autocast_leaves_the_variances_their_digits() -> None:
         posterior = choose_prior_precision(la, loader, grid_size=3, progress=False)
     assert posterior.marginal.dtype == torch.float32
     assert torch.equal(posterior.marginal, plain.marginal)
-
-
-def test_the_prior_precision_of_all_layers() -> None:
-    la, x = fitted(mlp(), subset="all", structure="diag")
-    loader = [(x, blobs()[1])]
-    posterior = choose_prior_precision(la, loader, grid_size=5, progress=False)
-    found = float(la.prior_precision)
-    losses = {}
-    for precision in torch.logspace(-4, 4, 5).tolist():
-        la.prior_precision = precision
-        p = la(x, pred_type="glm", link_approx="probit")
-        losses[precision] = float(nn.functional.nll_loss(p.log(), blobs()[1]))
-    assert isinstance(posterior, LaplacePosterior)
-    assert found == pytest.approx(min(losses, key=losses.__getitem__))
 
 
 def test_no_prior_precision_saves_a_broken_network() -> None:

@@ -17,10 +17,11 @@ from .dropout import MCDropout
 from .ensemble import Ensemble
 from .function import FunctionPosterior
 from .gaussian import DenseGaussian, DiagonalGaussian, Gaussian
-from .laplace_torch import LaplacePosterior, choose_prior_precision
+from .laplace_torch import LaplacePosterior
 from .last_layer_laplace import LastLayerLaplace
 from .links import Link, register_link
 from .map import MAP
+from .prior_precision import choose_prior_precision
 from .sampled import SampledPosterior, WeightPosterior
 from .swag import SWAG, SWAGCollector
 from .temperature import Temperature

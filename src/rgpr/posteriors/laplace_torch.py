@@ -8,32 +8,28 @@ Everything else (all layers, subnetworks, functional) goes through laplace-torch
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import nll_loss
 
 from .._network.batches import Batch, copied, mapped, rows_of
-from .._network.checks import network_dtype_device
-from .._network.loaders import labelled, on_device
-from .._network.running import evaluating, plain_module
-from .._network.sources import as_batches
-from ..likelihoods.classification import Classification
+from .._network.running import plain_module
 from .base import THROUGH_ANOTHER_LIBRARY, Posterior, register_posterior
 from .gaussian import DenseGaussian, Gaussian
-from .last_layer_laplace import LastLayerLaplace, point_and_features
-from .links import probit
+from .last_layer_laplace import LastLayerLaplace
 
 __all__ = [
     "LaplacePosterior",
     "check_fitted",
-    "choose_prior_precision",
+    "closed_form",
     "from_laplace",
     "likelihood_of",
+    "network_and_head",
+    "network_of",
+    "structure_of",
 ]
 
 
@@ -47,8 +43,7 @@ class LaplacePosterior(Posterior):
     """
 
     def __init__(self, la: Any) -> None:
-        network = la.model
-        super().__init__(network.model if _is_feature_extractor(network) else network)
+        super().__init__(network_of(la))
         self.la = la
         self.likelihood = likelihood_of(la)
 
@@ -88,17 +83,17 @@ def from_laplace(la: Any) -> Posterior:
             "one output: this posterior knows nothing of the data. Give the network two outputs, "
             "or wrap the network itself"
         )
-    return _closed_form(la, *_network_and_head(la)) if _structure(la) else LaplacePosterior(la)
+    return closed_form(la, *network_and_head(la)) if structure_of(la) else LaplacePosterior(la)
 
 
-def _structure(la: Any) -> str | None:
+def structure_of(la: Any) -> str | None:
     """That of a last-layer approximation with a closed form."""
     structures = {"KronLLLaplace": "kron", "DiagLLLaplace": "diag", "FullLLLaplace": "full"}
     structure = structures.get(type(la).__name__)
     return structure if structure and la.model.feature_reduction is None else None
 
 
-def _network_and_head(la: Any) -> tuple[nn.Module, str]:
+def network_and_head(la: Any) -> tuple[nn.Module, str]:
     """A copy of its network, and the name of the last layer there."""
     original = la.model.model
     # BackPACK leaves activations on the modules, with graphs that torch does not copy.
@@ -110,9 +105,9 @@ def _network_and_head(la: Any) -> tuple[nn.Module, str]:
     return network, la.model._last_layer_name.removeprefix("_orig_mod.")
 
 
-def _closed_form(la: Any, network: nn.Module, name: str) -> LastLayerLaplace:
+def closed_form(la: Any, network: nn.Module, name: str) -> LastLayerLaplace:
     """The posterior for the precision that ``la`` has now."""
-    structure, head = str(_structure(la)), la.model.last_layer
+    structure, head = str(structure_of(la)), la.model.last_layer
     out_features, in_features = head.weight.shape
     bias = head.bias is not None
     with torch.no_grad(), _definite():
@@ -153,107 +148,6 @@ def check_fitted(la: Any) -> None:
         )
 
 
-@torch.no_grad()
-def choose_prior_precision(
-    la: Any, val_loader: Iterable[Any], *, grid_size: int = 41, progress: bool = True
-) -> Posterior:
-    """Set a fitted laplace-torch object's prior precision by the likelihood of validation data.
-
-    The best of a grid from 1e-4 to 1e4 for the probit. Of a last layer the network runs once, and
-    each precision takes our closed form; of all layers it runs for each.
-
-    Args:
-        la: The object, for classification; it is changed.
-        val_loader: Yields ``(x, y)`` that the network was not trained on.
-        grid_size: How many precisions.
-        progress: Show a progress bar where there is a terminal.
-
-    Returns:
-        The posterior with the best one.
-
-    Raises:
-        TypeError: It is not for classification.
-        ValueError: None of them gives finite predictions, or a batch's targets are not classes;
-            the object is as it was then.
-    """
-    if likelihood_of(la) != "classification":
-        raise TypeError(
-            f"this {type(la).__name__} is for {likelihood_of(la)}; the probit is for "
-            "classification. la.optimize_prior_precision() takes any"
-        )
-    if grid_size < 1:
-        raise ValueError(f"grid_size = {grid_size}; expected at least one precision")
-    check_fitted(la)
-    network = la.model.model if _is_feature_extractor(la.model) else la.model
-    data = as_batches(val_loader, network)
-    batches = labelled(data, network, progress=progress, description="prior precision")
-    gaussians = _by_features(la, batches) if _structure(la) else _by_passes(la, batches)
-    before = la.prior_precision
-
-    def loss(precision: float) -> float:
-        la.prior_precision = precision
-        losses = []
-        try:
-            for number, (gaussian, target) in enumerate(gaussians()):
-                y = Classification().target(target, gaussian.mean.shape, number)
-                zero = torch.zeros(len(y), dtype=torch.float64, device=gaussian.mean.device)
-                p = probit(gaussian, zero)
-                losses.append(nll_loss(p.log(), on_device(y, p.device), reduction="none"))
-        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-            return math.inf  # too small for a Hessian that rounding left indefinite
-        mean = float(torch.cat(losses).mean())
-        return math.inf if math.isnan(mean) else mean
-
-    try:
-        found = {p: loss(p) for p in torch.logspace(-4, 4, grid_size).tolist()}
-        best = min(found, key=found.__getitem__)
-        if math.isinf(found[best]):
-            raise ValueError(
-                "no prior precision from 1e-4 to 1e4 gives finite predictions; look at the "
-                "network's outputs and at the Hessian that la.fit found"
-            )
-        la.prior_precision = best
-        return from_laplace(la)
-    except BaseException:
-        la.prior_precision = before
-        raise
-
-
-_Predictions = Callable[[], Iterator[tuple[Gaussian, Tensor]]]
-
-
-def _by_features(la: Any, batches: Iterable[tuple[Batch, Tensor]]) -> _Predictions:
-    """What gives the predictions, and the targets, for the precision that ``la`` has then."""
-    network, name = _network_and_head(la)
-    device = network_dtype_device(network)[1]
-    kept: list[tuple[Tensor, Tensor, Tensor]] = []
-    with evaluating(network):
-        for x, y in batches:
-            mean, features = point_and_features(network, name, on_device(x, device))
-            kept.append((mean.clone(), features.clone(), y))  # or all activations stay with them
-
-    def gaussians() -> Iterator[tuple[Gaussian, Tensor]]:
-        posterior = _closed_form(la, network, name)
-        for mean, features, target in kept:
-            yield posterior._gaussian(mean, features), target
-
-    return gaussians
-
-
-def _by_passes(la: Any, batches: Iterable[tuple[Batch, Tensor]]) -> _Predictions:
-    """The same by a pass of the network for each precision."""
-    kept = list(batches)
-
-    def gaussians() -> Iterator[tuple[Gaussian, Tensor]]:
-        posterior = from_laplace(la)
-        device = network_dtype_device(posterior.network)[1]
-        with evaluating(posterior):
-            for x, target in kept:
-                yield posterior(on_device(x, device)), target
-
-    return gaussians
-
-
 def _kron_tensors(precision: Any, bias: bool) -> dict[str, Tensor]:
     """Bases and spectrum of a decomposed precision: the weight's block, then the bias's."""
     (out_values, in_values), (out_basis, in_basis) = (
@@ -289,8 +183,11 @@ def _detached(x: Batch) -> Any:
     return mapped(x, lambda part: part.detach().clone())
 
 
-def _is_feature_extractor(network: nn.Module) -> bool:
-    return type(network).__name__ == "FeatureExtractor" and hasattr(network, "last_layer")
+def network_of(la: Any) -> nn.Module:
+    """The user's network, without what laplace-torch wraps around it for a last layer."""
+    network: nn.Module = la.model
+    wrapped = type(network).__name__ == "FeatureExtractor" and hasattr(network, "last_layer")
+    return network.model if wrapped else network  # type: ignore[return-value]
 
 
 def _remove_their_hooks(module: nn.Module) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import shift
-from ..comparison import remarks, stand_ins
+from ..comparison import equal_to_map, remarks, stand_ins
 from ..context import Context
 from ..corruptions import KINDS, SEVERITIES, corrupt
 from ..data import ImageSet, MissingDataError, read_corrupted, read_split
@@ -65,6 +65,7 @@ def _unit(context: Context, name: str, kind: str) -> Result:
         "images": len(rows),
         "seeds": list(context.seeds),
         "notes": shift.notes(context, name),
+        "choices": shift.choices(context, name),
         "methods": found,
     }
 
@@ -115,7 +116,7 @@ def render(folder: Path) -> Section:
                 "ROOT`."
             )
         )
-    section.add(*stand_ins(units))
+    section.add(*stand_ins(units), *equal_to_map(units))
     rows = []
     for method in shift.methods_of(units):
         cells = [

@@ -21,7 +21,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..comparison import PAPER_NAMES, by_set, over_seeds, percent, remarks, stand_ins
+from ..comparison import PAPER_NAMES, by_set, equal_to_map, over_seeds, percent, remarks, stand_ins
 from ..context import Context
 from ..data import notes_of, read_outliers
 from ..experiment import Experiment, register
@@ -72,6 +72,7 @@ def _unit(context: Context, name: str, seed: int) -> Result:
         "methods": measured,
         "tuning": tuning,
         "seconds": competing.seconds | seconds,
+        "choices": [competing.choices],
     }
 
 
@@ -122,6 +123,7 @@ def _blocks(name: str, units: list[Unit]) -> Iterator[Block]:
     seeds = ", ".join(str(unit.result["seed"]) for unit in units)
     yield Text(f"In-distribution: {paper}, seeds {seeds}; {counts} images; outliers: {others}.")
     yield from stand_ins(units)
+    yield from equal_to_map(units)
     yield _means(paper, units)
     for metric, table in _TABLES.items():
         yield from _by_outliers(paper, units, metric, table)

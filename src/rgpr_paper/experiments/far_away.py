@@ -19,7 +19,7 @@ from torch import Tensor
 from rgpr.metrics import confidence
 from rgpr.model import RGPR
 
-from ..comparison import PAPER_NAMES, by_set, stand_ins
+from ..comparison import PAPER_NAMES, by_set, equal_to_map, stand_ins
 from ..context import Context
 from ..data import Loader
 from ..experiment import Experiment, register
@@ -61,6 +61,7 @@ def _unit(context: Context, name: str, seed: int) -> Result:
         "classes": competing.classes,
         "samples": len(x),
         "notes": competing.notes,
+        "choices": [competing.choices],
         "arrays": arrays,
     }
 
@@ -99,7 +100,7 @@ def render(folder: Path) -> Section:
             )
         ]
     )
-    section.add(*stand_ins(units), _figure(folder, sets))
+    section.add(*stand_ins(units), *equal_to_map(units), _figure(folder, sets))
     for name, found in sets.items():
         section.add(_table(name, found))
         section.claims += _claims(name, found)

@@ -27,7 +27,7 @@ from rgpr import noise
 from rgpr.metrics import accuracy, confidence
 from rgpr.model import RGPR
 
-from ..comparison import PAPER_NAMES, by_set, over_seeds, remarks, stand_ins
+from ..comparison import PAPER_NAMES, by_set, equal_to_map, over_seeds, remarks, stand_ins
 from ..context import Context
 from ..data import Loader
 from ..experiment import Experiment, register
@@ -73,6 +73,7 @@ def _unit(context: Context, name: str, seed: int) -> Result:
         "notes": competing.notes,
         "methods": found,
         "seconds": competing.seconds,
+        "choices": [competing.choices],
     }
 
 
@@ -114,7 +115,7 @@ def render(folder: Path) -> Section:
             )
         ]
     )
-    section.add(*stand_ins(units))
+    section.add(*stand_ins(units), *equal_to_map(units))
     for name, found in by_set(units).items():
         section.add(_table(PAPER_NAMES.get(name, name), found))
         section.claims += _claims(PAPER_NAMES.get(name, name), found)

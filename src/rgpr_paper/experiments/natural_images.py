@@ -10,7 +10,16 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from ..comparison import PAPER_NAMES, TUNINGS, by_set, over_seeds, percent, remarks, stand_ins
+from ..comparison import (
+    PAPER_NAMES,
+    TUNINGS,
+    by_set,
+    equal_to_map,
+    over_seeds,
+    percent,
+    remarks,
+    stand_ins,
+)
 from ..context import Context
 from ..data import notes_of, read_outliers
 from ..experiment import Experiment, register
@@ -40,6 +49,7 @@ def _unit(context: Context, name: str, seed: int) -> Result:
         "set": name,
         "seed": seed,
         "notes": competing.notes | notes_of(outliers),
+        "choices": [competing.choices],
         "missing": missing,
         "methods": found,
     }
@@ -53,7 +63,7 @@ def render(folder: Path) -> Section:
     units = read_units(folder)
     sets = by_set(units)
     section = Section([Text("In %, less is better; FPR95 is the mean over the sets of outliers.")])
-    section.add(*stand_ins(units))
+    section.add(*stand_ins(units), *equal_to_map(units))
     head = [PAPER_NAMES.get(name, name) for name in sets]
     for metric, keys in (("ECE", ("ece",)), ("FPR95", ("fpr95", "mean"))):
         rows = []

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rgpr.baselines.detectors import Mahalanobis
 
-from ..comparison import by_set, over_seeds, percent, remarks, stand_ins
+from ..comparison import by_set, equal_to_map, over_seeds, percent, remarks, stand_ins
 from ..context import Context
 from ..data import notes_of, read_outliers
 from ..experiment import Experiment, register
@@ -53,6 +53,7 @@ def _unit(context: Context, name: str, seed: int) -> Result:
         "set": name,
         "seed": seed,
         "notes": competing.notes | notes_of(outliers),
+        "choices": [competing.choices],
         "missing": {kind: gap for kind, gap in missing.items() if kind in OUTLIERS},
         "outliers": list(outliers),
         "methods": found,
@@ -71,7 +72,7 @@ def render(folder: Path) -> Section:
     """The paper's two tables."""
     units = read_units(folder)
     section = Section([Text("AUROC and accuracy in %. Rows of DUQ are quoted and were not run.")])
-    section.add(*stand_ins(units))
+    section.add(*stand_ins(units), *equal_to_map(units))
     for name, found in by_set(units).items():
         section.add(*_tables(name, found))
         section.claims += _claims(name, found)

@@ -14,7 +14,7 @@ from typing import Any
 
 from rgpr._network.representation import INPUT
 
-from ..comparison import PAPER_NAMES, TUNINGS, by_set, over_seeds, remarks, stand_ins
+from ..comparison import PAPER_NAMES, TUNINGS, by_set, equal_to_map, over_seeds, remarks, stand_ins
 from ..context import Context
 from ..data import MissingDataError
 from ..experiment import Experiment, register
@@ -50,6 +50,7 @@ def _unit(context: Context, name: str, seed: int) -> Result:
         "set": name,
         "seed": seed,
         "notes": competing.notes,
+        "choices": [competing.choices],
         "missing": missing,
         "tuning": tunings,
     }
@@ -72,7 +73,7 @@ def render(folder: Path) -> Section:
             )
         ]
     )
-    section.add(*stand_ins(units))
+    section.add(*stand_ins(units), *equal_to_map(units))
     rows = []
     for method in TUNINGS:
         for name, found in sets.items():

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import shift
-from ..comparison import remarks, stand_ins
+from ..comparison import equal_to_map, remarks, stand_ins
 from ..context import Context
 from ..data import read_split
 from ..experiment import Experiment, register
@@ -55,6 +55,7 @@ def _unit(context: Context, name: str, angle: int) -> Result:
         "images": len(images),
         "seeds": list(context.seeds),
         "notes": shift.notes(context, name),
+        "choices": shift.choices(context, name),
         "methods": {
             method: [shift.measured(p[method], labels) for p in found] for method in shift.METHODS
         },
@@ -86,7 +87,7 @@ def render(folder: Path) -> Section:
             )
         ]
     )
-    section.add(*stand_ins(units), _figure(folder, units))
+    section.add(*stand_ins(units), *equal_to_map(units), _figure(folder, units))
     rows = [
         [method, *(_accuracy(unit, method) for unit in units)] for method in shift.methods_of(units)
     ]

@@ -29,7 +29,7 @@ from torch import Tensor
 from rgpr.metrics import accuracy, auroc, confidence, ece, fpr95, nll
 from rgpr.model import RGPR
 
-from ..comparison import PAPER_NAMES, by_set, over_seeds, stand_ins
+from ..comparison import PAPER_NAMES, by_set, equal_to_map, over_seeds, stand_ins
 from ..context import Context
 from ..data import ImageSet, Loader, notes_of
 from ..experiment import Experiment, register
@@ -69,6 +69,7 @@ def _unit(context: Context, name: str, seed: int) -> Result:
         "seed": seed,
         "classes": competing.classes,
         "notes": competing.notes | notes_of(outliers["near"]) | notes_of(outliers["far"]),
+        "choices": [competing.choices],
         "missing": missing,
         "at data": stages,
         "promises": _promises(model, competing),
@@ -138,7 +139,7 @@ def render(folder: Path) -> Section:
             )
         ]
     )
-    section.add(*stand_ins(units))
+    section.add(*stand_ins(units), *equal_to_map(units))
     for name, found in by_set(units).items():
         section.add(*_tables(PAPER_NAMES.get(name, name), found))
         section.claims += _claims(name, found)
