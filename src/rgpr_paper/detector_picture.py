@@ -77,7 +77,7 @@ def _labels(axis: Any, places: Mapping[str, tuple[float, float]], ours: set[str]
         x, y = at[detector]
         mark = detector in ours
         size = 7.5 if mark else 5.5
-        width = (0.0107 if mark else 0.009) * len(detector) * size / 5.5
+        width = 0.01 + 0.0105 * len(detector) * size / 5.5
         box = min(
             (box for box in _around(x, y, width) if not any(map(box.covers, taken))),
             key=lambda box: abs(box.y - y) + 0.4 * box.beside(x),

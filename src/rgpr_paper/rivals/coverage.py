@@ -134,14 +134,15 @@ def _stages(bench: Bench) -> list[str]:
     """Names of the layers that the residual reads, the last one first; not the input."""
     model = bench.competing.method("LLL-RGPR-onset").model
     assert model is not None
-    return [parse_layer(name)[0] for name in reversed(model.layers[1:])]
+    names = [parse_layer(name)[0] for name in reversed(model.layers[1:])]
+    if hasattr(bench.competing.network, "avgpool"):
+        names[0] = "avgpool"  # its output is what goes into the head of a ResNet
+    return names
 
 
 def _published(bench: Bench) -> Fitted:
     network, name = bench.competing.network, bench.competing.name
     names = _stages(bench)
-    if hasattr(network, "avgpool"):  # as the authors have it, in place of the last stage
-        names[0] = "avgpool"
     settings = _PUBLISHED.get(name, _PUBLISHED["cifar10"])
     layers = [
         CoverageLayer(network.get_submodule(each), *setting)

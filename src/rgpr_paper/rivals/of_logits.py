@@ -11,7 +11,7 @@ def _max_logit(bench: Bench) -> Fitted:
 
 def _gen(bench: Bench) -> Fitted:
     largest = min(100, bench.classes)
-    setting = f"gamma 0.1 and the {largest} largest probabilities (at most 100), as in the paper"
+    setting = f"gamma 0.1 as in the paper, the {largest} largest probabilities"
     return Fitted(pytorch_ood("GEN")(None, gamma=0.1, M=largest).predict_logits, setting)
 
 

@@ -46,7 +46,8 @@ def _energy(bench: Bench) -> Fitted:
 
 def _knn(bench: Bench) -> Fitted:
     k = _NEIGHBOURS.get(bench.competing.name, 50)
-    setting = f"k = {k}, all training images; 200 on CIFAR-100 and 50 elsewhere, as in the paper"
+    whose = "the paper's" if bench.competing.name.startswith("cifar") else "OpenOOD's first"
+    setting = f"k = {k}, {whose} value; all training images"
     return _fitted(bench, lambda head: KNN(head, k=k), setting)
 
 

@@ -1,0 +1,303 @@
+"""The comparison with other detectors: its small run, and detectors against references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rgpr.cli import main
+from rgpr.metrics import auroc
+from rgpr_paper.detector_page import SCORE, page
+from rgpr_paper.experiments import openood
+from rgpr_paper.outputs import Outputs, write_some
+from rgpr_paper.rivals import RIVALS, Bench, Fitted, Rival, register_rival
+from rgpr_paper.rivals.coverage import Coverage, CoverageLayer, edges
+from rgpr_paper.units import Unit, read_units
+
+CLASSES, WIDTH = 4, 12
+
+
+@pytest.fixture(scope="module")
+def out(run_small: Callable[[Iterable[str]], Path]) -> Path:
+    return run_small(["openood"])
+
+
+@pytest.fixture(scope="module")
+def unit(out: Path) -> Unit:
+    (found,) = read_units(out / "openood")
+    return found
+
+
+def test_every_detector_is_measured(unit: Unit) -> None:
+    found = unit.result["detectors"]
+    assert set(found) == set(RIVALS)
+    for name, measured in found.items():
+        assert "error" not in measured, (name, measured)
+        assert measured["fit"] >= 0
+        assert measured["microseconds"] >= 0
+        for where, kinds in (("near", {"mirrored"}), ("far", {"inverted", "UniformNoise"})):
+            assert set(measured[where]) == set(openood.METRICS)
+            for values in measured[where].values():
+                assert set(values) == kinds | {"mean"}
+                assert 0 <= values["mean"] <= 1
+    assert found[SCORE]["far"]["auroc"]["mean"] > 0.99
+    # What detectors know about digits, at least, is more than chance.
+    assert min(found[name]["far"]["auroc"]["mean"] for name in found) > 0.55
+
+
+def test_the_mean_over_all_sets_counts_every_set_once(unit: Unit) -> None:
+    found = unit.result["detectors"][SCORE]
+    values = [v for w in ("near", "far") for k, v in found[w]["fpr95"].items() if k != "mean"]
+    assert found["all"]["fpr95"]["mean"] == pytest.approx(np.mean(values))
+
+
+def test_kept_outputs_give_the_same_numbers(out: Path, unit: Unit) -> None:
+    folder = out / "checkpoints"
+    kept = np.load(folder / "openood-digits-fast-small-seed0.npz")
+    energy = {k: torch.logsumexp(torch.tensor(kept[f"{k}.logits"]).double(), 1) for k in _SETS}
+    measured = unit.result["detectors"]["Energy"]
+    for where, kind in (("near", "mirrored"), ("far", "inverted")):
+        again = auroc(energy["test"], energy[kind])
+        assert again == pytest.approx(measured[where]["auroc"][kind], abs=1e-3)
+    assert kept["test.u"].shape == (432, len(unit.result["layers"]))
+    assert len(kept["test.y"]) == 432
+    assert "inverted.y" not in kept
+    train = np.load(folder / "openood-digits-train-fast-small-seed0.npz")
+    assert train["train.features"].shape == (1257, 1024)
+    assert train["train.features"].dtype == np.float16
+
+
+_SETS = ("test", "mirrored", "inverted")
+
+
+def test_the_page(out: Path, unit: Unit) -> None:
+    text = (out / "openood" / "openood.md").read_text()
+    assert f"| → {SCORE} |" in text
+    assert "| ReAct | Sun et al. 2021 | pytorch-ood | features | percentile 90" in text
+    assert (out / "openood" / "openood.png").exists()
+    section = openood.render(out / "openood")
+    assert len(section.claims) == 4
+    assert all(claim.holds or claim.discussion for claim in section.claims)
+    assert all(claim.ours for claim in section.claims)
+
+
+# -- claims --------------------------------------------------------------------------------------
+
+
+def made(name: str, **values: tuple[float, float]) -> Unit:
+    """A unit in which each detector has one AUROC and one FPR95, near and far."""
+    detectors: dict[str, Any] = {}
+    for detector, (area, rate) in values.items():
+        metrics = {metric: {"x": area, "mean": area} for metric in openood.METRICS}
+        metrics |= {m: {"x": rate, "mean": rate} for m in ("fpr95", "fpr95 openood")}
+        detectors[detector.replace("score", SCORE)] = {
+            **dict.fromkeys(("near", "far", "all"), metrics),
+            **{"fit": 1.0, "microseconds": 1.0, "setting": "none", "ours": detector == "score"},
+            **{"paper": "one", "code": "one", "reads": "logits"},
+        }
+    result = {
+        "set": name,
+        "seed": 0,
+        "sizes": {},
+        "accuracy": 0.9,
+        "network": 1.0,
+        "seconds": {"training images, one pass": 1.0},
+        "detectors": detectors,
+    }
+    about = {"versions": {}, "date": "today", "hardware": "a CPU", "command": "rgpr"}
+    return Unit(f"{name}-seed0", {"small": False}, about, result, {})
+
+
+def test_a_claim_that_fails_says_who_is_ahead(tmp_path: Path) -> None:
+    claims = page([made("cifar100", score=(0.8, 0.3), One=(0.85, 0.4))], tmp_path).claims
+    assert [claim.holds for claim in claims] == [False, False, True, True, True, False]
+    assert claims[0].discussion == "Ahead by points: One by 5.0."
+    assert claims[0].measured == "80.0 % against 85.0 % of One"
+    assert "at least 78.7 %" in claims[4].statement
+    assert claims[5].discussion == "Short of it by 3.0 points."
+
+
+@pytest.mark.parametrize(("lead", "holds"), [(0.004, True), (0.006, False)])
+def test_mnist_is_to_be_level_with_the_best(tmp_path: Path, lead: float, holds: bool) -> None:
+    units = [made("mnist", score=(0.99, 0.02), One=(0.99 + lead, 0.02 - lead))]
+    assert [claim.holds for claim in page(units, tmp_path).claims] == [holds] * 4
+
+
+def test_a_detector_that_failed_is_shown_with_its_error(tmp_path: Path) -> None:
+    unit = made("svhn", score=(0.99, 0.02), One=(0.9, 0.1))
+    about = {"paper": "one", "code": "one", "reads": "logits", "ours": False}
+    unit.result["detectors"]["Two"] = {**about, "error": "ValueError: no"}
+    blocks = page([unit], tmp_path).blocks
+    rows = [row for block in blocks for row in getattr(block, "rows", ())]
+    assert ["Two", "0", "ValueError: no"] in rows
+    assert ["Two", "one", "one", "logits", "failed"] in rows
+
+
+# -- detectors -----------------------------------------------------------------------------------
+
+
+def bench() -> tuple[Bench, Tensor]:
+    """Made features of four classes, a head, and features to be scored."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(400) % CLASSES
+    means = 2 * torch.rand(CLASSES, WIDTH, generator=generator)
+    features = (means[y] + 0.5 * torch.randn(400, WIDTH, generator=generator)).relu()
+    head = nn.Linear(WIDTH, CLASSES)
+    with torch.no_grad():
+        head.weight.copy_(means - means.mean(0))
+        head.bias.copy_(torch.rand(CLASSES, generator=generator))
+    seen = Outputs(features, head(features).detach().double(), torch.zeros(400, 1), y)
+    context = SimpleNamespace(device="cpu")
+    competing: Any = SimpleNamespace(name="cifar10", classes=CLASSES, context=context, seed=0)
+    queries = 2 * torch.rand(50, WIDTH, generator=generator)
+    return Bench(competing, head, seen, seen), queries
+
+
+def scores(name: str) -> np.ndarray:
+    made_of, queries = bench()
+    rival = RIVALS[name]
+    read = made_of.head(queries).detach().double() if rival.reads == "logits" else queries
+    return rival.fit(made_of).score(read).detach().double().numpy()
+
+
+def parts() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Training features and labels, queries, weight and bias, in float64."""
+    made_of, queries = bench()
+    train = made_of.train
+    tensors = (train.features, train.y, queries, made_of.weight, made_of.bias)
+    h, y, q, w, b = (t.numpy() for t in tensors if t is not None)
+    return h.astype(float), y, q.astype(float), w.astype(float), b.astype(float)
+
+
+def test_mahalanobis_plus_plus_is_that_of_features_of_length_one() -> None:
+    h, y, q, _, _ = parts()
+    h, q = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (h, q))
+    means = np.stack([h[y == c].mean(0) for c in range(CLASSES)])
+    centred = h - means[y]
+    precision = np.linalg.pinv(centred.T @ centred / len(h))
+    expected = [min((x - m) @ precision @ (x - m) for m in means) for x in q]
+    assert np.allclose(scores("Mahalanobis++"), expected, rtol=1e-3)
+
+
+def test_fdbd_is_the_mean_distance_to_boundaries_over_that_to_the_mean() -> None:
+    h, _, q, w, b = parts()
+    expected = []
+    for x in q:
+        logits = w @ x + b
+        top = int(logits.argmax())
+        distances = [
+            abs(logits[top] - logits[c]) / np.linalg.norm(w[top] - w[c])
+            for c in range(CLASSES)
+            if c != top
+        ]
+        expected.append(-np.mean(distances) / np.linalg.norm(x - h.mean(0)))
+    assert np.allclose(scores("fDBD"), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["MaxSoftmax", "Energy", "KNN", "ViM"])
+def test_one_row_stands_for_this_library_and_for_pytorch_ood(name: str) -> None:
+    from pytorch_ood import detector
+
+    made_of, queries = bench()
+    logits = made_of.head(queries).detach().double()
+    train = made_of.train
+    assert train.y is not None
+    if name == "KNN":
+        theirs = detector.KNN(None, k=50).fit_features(train.features, train.y)
+        expected = theirs.predict_features(queries)
+    elif name == "ViM":
+        theirs = detector.ViM(None, WIDTH // 2, made_of.weight, made_of.bias)
+        expected = theirs.fit_features(train.features, train.y).predict_features(queries)
+    else:
+        kind = {"MaxSoftmax": detector.MaxSoftmax, "Energy": detector.EnergyBased}[name]
+        expected = kind(None).predict_logits(logits)
+    shift = 1.0 if name == "MaxSoftmax" else 0.0  # one minus the probability, or minus it
+    assert np.allclose(scores(name) - shift, expected.double().numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_edges_are_narrow_around_one_half() -> None:
+    found = edges(50)
+    assert found.shape == (50,)
+    assert float(found[0]) == 0
+    assert float(found[-1]) > 1
+    widths = found.diff()
+    assert bool((widths > 0).all())
+    assert float(widths[:2].min()) > float(widths[22:26].max())
+
+
+def test_coverage_counts_states_by_hand() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, CLASSES))
+    network.double()
+    train, x = torch.rand(30, 1, 4, 4).double(), torch.rand(5, 1, 4, 4).double()
+    layer = CoverageLayer(network[1], full=4, bins=20, alpha=50.0)
+    limits = edges(20).tolist()
+
+    def bins(image: Tensor) -> list[int]:
+        hidden = network[:2](image[None]).detach().requires_grad_()
+        p = network[2:](hidden).softmax(1)
+        (-p.log().mean()).backward()  # the divergence of uniform from p, up to a constant
+        found = []
+        assert hidden.grad is not None
+        for neuron in range(3):
+            product = hidden[0, neuron].sum() * hidden.grad[0, neuron].sum()
+            state = 1 / (1 + float((-50 * product).exp()))
+            found.append(max(i for i in range(19) if limits[i] <= state))
+        return found
+
+    seen = [bins(image) for image in train]
+    expected = []
+    for image in x:
+        covered = [
+            min(sum(each[n] == b for each in seen) / 4, 1) for n, b in enumerate(bins(image))
+        ]
+        expected.append(-np.mean(covered))
+    detector = Coverage(network, [layer]).fit(train)
+    with torch.no_grad():
+        assert np.allclose(detector.score(x).numpy(), expected)
+
+
+# -- what must not go wrong ----------------------------------------------------------------------
+
+
+def test_a_detector_that_raises_does_not_lose_the_unit() -> None:
+    def fit(_: Bench) -> Fitted:
+        raise RuntimeError("out of\n   luck")
+
+    made_of, _ = bench()
+    measuring = openood._Measuring(made_of, {}, {}, {}, {}, openood.Clock("cpu"))
+    rival = Rival("Unlucky", "nobody", "none", "logits", trains=False, fit=fit)
+    assert measuring.tried(rival)["error"] == "RuntimeError: out of luck"
+
+
+def test_two_detectors_cannot_have_one_name() -> None:
+    with pytest.raises(ValueError, match="a rival 'KNN' already"):
+        register_rival(RIVALS["KNN"])
+
+
+def test_files_of_outputs_stay_small(tmp_path: Path) -> None:
+    def some(rows: int) -> Outputs:
+        noise = torch.rand(rows, 512)
+        return Outputs(noise, noise[:, :10].double(), noise[:, :5].double(), None)
+
+    path = tmp_path / "some.npz"
+    write_some(path, {"test": (some(12_000), 10_000), "other": (some(6000), 5000)}, 0)
+    assert 10_000_000 < path.stat().st_size < 14_000_000
+    kept = np.load(path)
+    rows = {name: len(kept[f"{name}.u"]) for name in ("test", "other")}
+    assert rows["test"] == pytest.approx(2 * rows["other"], abs=2)
+
+
+def test_several_experiments_in_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--small", "--seeds", "0", "--out", str(tmp_path)]
+    assert main(["paper", "run", "moons", "nothing", *options]) == 2
+    assert "no experiment 'nothing'" in capsys.readouterr().err
+    assert main(["paper", "run", "moons", "construction", *options]) == 0
+    assert {"moons", "construction"} <= {path.name for path in tmp_path.iterdir()}
