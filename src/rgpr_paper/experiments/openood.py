@@ -108,7 +108,7 @@ def _unit(context: Context, name: str, seed: int) -> Result:
         },
         "accuracy": accuracy(found["test"].logits.softmax(1), y),
         "layers": model.layers,
-        "choices": competing.choices,
+        "choices": [competing.choices],
         "seconds": competing.seconds | {"training images, one pass": training_pass},
         "network": _MICRO * network_pass,
         "detectors": measured,
