@@ -301,3 +301,15 @@ def test_several_experiments_in_one_run(tmp_path: Path, capsys: pytest.CaptureFi
     assert "no experiment 'nothing'" in capsys.readouterr().err
     assert main(["paper", "run", "moons", "construction", *options]) == 0
     assert {"moons", "construction"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_without_matplotlib_the_numbers_are_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: Any, **__: Any) -> Any:
+        raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
+
+    monkeypatch.setattr("rgpr_paper.experiments.construction.drawing", missing)
+    assert main(["paper", "run", "construction", "--small", "--out", str(tmp_path)]) == 0
+    assert "construction: the numbers are written" in capsys.readouterr().err
+    assert not (tmp_path / "construction" / "construction.md").exists()
