@@ -247,7 +247,7 @@ def test_coverage_counts_states_by_hand() -> None:
         found = []
         assert hidden.grad is not None
         for neuron in range(3):
-            product = hidden[0, neuron].sum() * hidden.grad[0, neuron].sum()
+            product = hidden[0, neuron].detach().sum() * hidden.grad[0, neuron].sum()
             state = 1 / (1 + float((-50 * product).exp()))
             found.append(max(i for i in range(19) if limits[i] <= state))
         return found
