@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import torch
 from sklearn.datasets import load_digits, make_moons
@@ -29,9 +28,6 @@ from .audit import audit
 from .metrics import accuracy, auroc, confidence, ece, nll
 from .model import RGPR
 from .posteriors import choose_prior_precision, fit_laplace
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 __all__ = ["Task", "confidence_map", "digits", "moons", "plane", "run", "show_map", "train", "wrap"]
 
@@ -71,6 +67,7 @@ def run(out: Path, *, seed: int = 0, quick: bool = False) -> dict[str, Any]:
         quick: A tenth of the training and coarse maps.
     """
     started = time.perf_counter()
+    _pyplot()  # before the work, where it is not installed
     out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {}
     pictures = []
@@ -219,7 +216,7 @@ def draw_far_away(models: Mapping[str, RGPR], task: Task, path: Path) -> Path:
     """Confidence against alpha: means, and one standard deviation as a band."""
     x = task.test[0]
     alphas = np.geomspace(1, 1e7, 71)
-    figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
+    figure, axes = _pyplot().subplots(figsize=(6.4, 3.6), layout="constrained")
     for index, (name, model) in enumerate(models.items()):
         values = torch.stack([confidence(model(float(a) * x)) for a in alphas])
         mean, std = values.mean(1).numpy(), values.std(1).numpy()
@@ -244,7 +241,7 @@ def draw_far_away(models: Mapping[str, RGPR], task: Task, path: Path) -> Path:
 @torch.no_grad()
 def draw_moons(models: Mapping[str, RGPR], task: Task, path: Path, resolution: int) -> Path:
     """Confidence over the plane, near the data and from far away."""
-    figure, axes = plt.subplots(
+    figure, axes = _pyplot().subplots(
         2, len(models), figsize=(10, 4.6), layout="constrained", sharex="row", sharey="row"
     )
     for row, (width, label) in enumerate(((3.0, "zoomed in"), (1000.0, "zoomed out"))):
@@ -294,5 +291,15 @@ def save_figure(figure: Any, path: Path) -> Path:
     """Write a picture, all of it or nothing."""
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=120)
-    plt.close(figure)
+    _pyplot().close(figure)
     return path
+
+
+def _pyplot() -> Any:
+    """matplotlib's interface; imported here, as experiments train by this file without drawing."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot

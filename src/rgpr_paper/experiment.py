@@ -127,6 +127,8 @@ def import_from(module: str) -> None:
 def run_experiment(name: str, context: Context) -> list[str]:
     """Run what is not there yet, write ``OUT/NAME/NAME.md`` and its figures.
 
+    Where matplotlib is missing, an experiment with figures writes its numbers alone.
+
     Args:
         name: Name of a registered experiment.
         context: How to run.
@@ -143,5 +145,14 @@ def run_experiment(name: str, context: Context) -> list[str]:
 
     experiment = all_experiments()[name]
     experiment.run(context)
-    write_section(experiment, context.out)
+    try:
+        write_section(experiment, context.out)
+    except ModuleNotFoundError as error:
+        if error.name not in ("matplotlib", "cycler"):
+            raise
+        print(
+            f"{name}: the numbers are written, and matplotlib, which draws its figures, is not "
+            f"installed; where it is, `rgpr paper report --out {context.out}` makes the page",
+            file=sys.stderr,
+        )
     return gaps(context.out / name)

@@ -247,7 +247,7 @@ def test_coverage_counts_states_by_hand() -> None:
         found = []
         assert hidden.grad is not None
         for neuron in range(3):
-            product = hidden[0, neuron].sum() * hidden.grad[0, neuron].sum()
+            product = hidden[0, neuron].detach().sum() * hidden.grad[0, neuron].sum()
             state = 1 / (1 + float((-50 * product).exp()))
             found.append(max(i for i in range(19) if limits[i] <= state))
         return found
@@ -301,3 +301,15 @@ def test_several_experiments_in_one_run(tmp_path: Path, capsys: pytest.CaptureFi
     assert "no experiment 'nothing'" in capsys.readouterr().err
     assert main(["paper", "run", "moons", "construction", *options]) == 0
     assert {"moons", "construction"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_without_matplotlib_the_numbers_are_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: Any, **__: Any) -> Any:
+        raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
+
+    monkeypatch.setattr("rgpr_paper.experiments.construction.drawing", missing)
+    assert main(["paper", "run", "construction", "--small", "--out", str(tmp_path)]) == 0
+    assert "construction: the numbers are written" in capsys.readouterr().err
+    assert not (tmp_path / "construction" / "construction.md").exists()

@@ -116,7 +116,9 @@ def _run_experiments(options: argparse.Namespace, names: list[str]) -> int:
         )
         for name in names:
             gaps += [f"{name}, {gap}" for gap in run_experiment(name, context)]
-            print((context.out / name / f"{name}.md").resolve())
+            page = context.out / name / f"{name}.md"
+            if page.exists():
+                print(page.resolve())
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -24,7 +24,7 @@ def _relative(bench: Bench) -> Fitted:
 
 def _dice(bench: Bench) -> Fitted:
     detector = pytorch_ood("DICE")(None, bench.weight, bench.bias, p=0.9)
-    return _fitted(bench, detector, "sparsity 0.9, as in the paper and in OpenOOD")
+    return _fitted(bench, detector, "sparsity 0.9, as in OpenOOD")
 
 
 def _she(bench: Bench) -> Fitted:
@@ -32,7 +32,7 @@ def _she(bench: Bench) -> Fitted:
 
 
 def _nn_guide(bench: Bench) -> Fitted:
-    setting = "k = 10 as in the paper; all training images"
+    setting = "k = 10, pytorch-ood's default; all training images"
     return _fitted(bench, pytorch_ood("NNGuide")(None, bench.head, k=10), setting)
 
 

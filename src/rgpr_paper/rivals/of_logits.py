@@ -18,7 +18,7 @@ def _gen(bench: Bench) -> Fitted:
 def _kl_matching(bench: Bench) -> Fitted:
     detector = pytorch_ood("KLMatching")(None)
     detector.fit_logits(bench.validation.logits, bench.validation.y)
-    return Fitted(detector.predict_logits, "templates of validation images, as in the paper")
+    return Fitted(detector.predict_logits, "templates of validation images, as pytorch-ood asks")
 
 
 register_rival(

@@ -49,7 +49,7 @@ _DETECTORS = {
     "SCALE": (
         "Xu et al. 2024",
         False,
-        _shaping("SCALE", "percentile 85, as in the paper and in OpenOOD", percentile=0.85),
+        _shaping("SCALE", "percentile 85, with which OpenOOD starts", percentile=0.85),
     ),
     **{
         variant: (
