@@ -7,6 +7,7 @@ come back. This file is long because it documents each of them where users look 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -87,7 +88,8 @@ class RGPR(StableBuffers):
         likelihood: What the outputs are: ``"classification"`` (logits of classes of which one is
             right; one output is the logit of class 1 of two), ``"multilabel"`` (a logit for each
             of several labels, which are independent of each other) or ``"regression"`` (numbers);
-            by default what ``base`` was fitted for, else classification.
+            by default what ``base`` was fitted for, else classification. A network with one output
+            that is fitted without targets gets a warning then.
         residual: ``"onset"`` (exactly zero at most data), ``"paper"`` or a
             :class:`rgpr.ResidualRecipe`: in which coordinates the distance from the data is
             measured, and how the representations become one variance.
@@ -149,6 +151,7 @@ class RGPR(StableBuffers):
         self.input = input
         fitted_for = self.posterior.likelihood
         self._likelihood = likelihood_named(likelihood or fitted_for or "classification")
+        self._likelihood_is_guessed = (likelihood or fitted_for) is None
         if fitted_for not in (None, self.likelihood):
             raise ValueError(
                 f"the base was fitted for {fitted_for}, so likelihood='{self.likelihood}' cannot "
@@ -233,6 +236,14 @@ class RGPR(StableBuffers):
         self._given_temperature = self._temperature.clone()
         onset = fitted.residual.onset
         self._given_onset = None if onset is None else onset.clone()
+        if self._likelihood_is_guessed and fitted.outputs == 1 and not fitted.labelled:
+            warnings.warn(
+                "this network has one output, and nothing says what it is: neither likelihood= nor "
+                "targets were given. It is taken for the logit of class 1 of two classes. If that "
+                "is right, pass RGPR(network, likelihood='classification'); if the output is a "
+                "number to predict, pass RGPR(network, likelihood='regression')",
+                stacklevel=4,  # through the decorators of this method
+            )
         return self
 
     def _plan(self, r: float = 1.0) -> Plan:
@@ -797,6 +808,7 @@ class RGPR(StableBuffers):
         now, device = parts.extension, self._device
         self.posterior, self.recipe, self._columns = now.posterior, parts.recipe, parts.columns
         self._likelihood, self.nan, self.input = now.likelihood, now.nan, now.source
+        self._likelihood_is_guessed = False
         self._layers, self._input_shape = list(now.representations), now.input_shape
         self._choice = as_choice(now.representations)
         self.residual = now.residual.to(device)

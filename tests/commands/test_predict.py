@@ -170,10 +170,17 @@ def test_columns_are_those_of_the_fit(here: Path, capsys: pytest.CaptureFixture[
     Path("other.csv").write_text(text.replace('"p07"', '"seven"'))
     said = refused(capsys, *predict, "other.csv")
     assert "other.csv: the columns are not those that the model was fitted on" in said
-    assert "lacks ['p07'] and has ['seven']" in said
-    assert "--columns p00,p01" in said
+    assert "it lacks 'p07' and it has 'seven' besides" in said
+    assert said.endswith("Give the columns the names that they had in the data of the fit\n")
     Path("more.csv").write_text(text.replace('"label"', '"species"'))
-    assert "has ['species'] besides" in refused(capsys, *predict, "more.csv")
+    said = refused(capsys, *predict, "more.csv")
+    assert "it has 'species' besides. Pass --target species if" in said
+    assert "--columns NAMES with commas, which are p00, p01, p02, … and 61 more" in said
+    said = refused(capsys, *predict, "more.csv", "--target", "speces")
+    assert "no column 'speces', did you mean 'species'? There are p00, p01, p02, … and 62" in said
+    said = refused(capsys, *fit[:-1], "more.csv", "--out", "other.safetensors")
+    assert "no target. If one of these columns holds the targets, name it by --target NAME" in said
+    assert max(map(len, said.splitlines())) < 400
     told(capsys, *predict, "more.csv", "--target", "species")
 
 

@@ -28,11 +28,19 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from .._backend.precision import at_least_float32
+from .._text import MOST, listed
 from .batches import refuse_packed, taken_of
 from .checks import network_dtype_device
 from .targets import check_words, in_array
 
-__all__ = ["Batches", "as_batches", "check_columns", "check_no_pair", "check_read_again"]
+__all__ = [
+    "Batches",
+    "as_batches",
+    "check_columns",
+    "check_no_pair",
+    "check_read_again",
+    "difference",
+]
 
 # The fixed cost of a call, about a millisecond, is then small beside its work.
 _MOST_ROWS = 1024
@@ -175,16 +183,22 @@ def check_columns(data: Iterable[Any], fitted: Sequence[str] | None) -> None:
     columns = data.columns if isinstance(data, Batches) else None
     if fitted is None or columns is None or tuple(columns) == tuple(fitted):
         return
+    same = "frame[columns], with the columns of the frame that fit got"
+    if len(fitted) <= MOST:
+        same = f"frame[{list(fitted)}]"
+    raise ValueError(
+        "the frame's columns are not those that the model was fitted on: "
+        f"{difference(columns, fitted)}. Pass {same}"
+    )
+
+
+def difference(columns: Sequence[str], fitted: Sequence[str]) -> str:
+    """In which way columns differ from those of the fit, in words."""
     lacking = [name for name in fitted if name not in columns]
     new = [name for name in columns if name not in fitted]
-    if lacking or new:
-        differ = f"it lacks {lacking} and has {new} besides"
-    else:
-        differ = f"they are in another order, {list(columns)}"
-    raise ValueError(
-        f"the frame's columns are not those that the model was fitted on: {differ}. Pass "
-        f"frame[{list(fitted)}]"
-    )
+    words = [f"it lacks {listed(map(repr, lacking))}"] if lacking else []
+    words += [f"it has {listed(map(repr, new))} besides"] if new else []
+    return " and ".join(words) or f"they are in another order, [{listed(map(repr, columns))}]"
 
 
 def check_read_again(source: Any, what: str) -> None:

@@ -97,6 +97,8 @@ class Fitted:
         residual: The residual.
         keys: Keys of the sample of training inputs, see :func:`rgpr._network.reservoir.row_keys`.
         count: How many training inputs there were.
+        outputs: How many outputs the base has.
+        labelled: Whether any batch had targets.
     """
 
     layers: list[Representation]
@@ -104,6 +106,8 @@ class Fitted:
     residual: Residual
     keys: Tensor
     count: int
+    outputs: int
+    labelled: bool
 
 
 def fit(plan: Plan, train_loader: Iterable[Any], progress: bool) -> Fitted:
@@ -127,7 +131,9 @@ def fit(plan: Plan, train_loader: Iterable[Any], progress: bool) -> Fitted:
         set_paper_scales(residual, sample)
     else:
         set_onset(residual, sample, collectors, probe.seen)
-    return Fitted(layers, seen.shape, residual, keys, probe.seen)
+    return Fitted(
+        layers, seen.shape, residual, keys, probe.seen, seen.outputs, True in seen.labelled
+    )
 
 
 # -- the pass ------------------------------------------------------------------------------------
@@ -149,6 +155,8 @@ class _Pass:
         form: The form of a batch of inputs.
         probe: A sample of the inputs, with labels or -1.
         largest: Size of the largest batch.
+        outputs: The number of the base's outputs.
+        labelled: Whether batches had targets: ``True``, ``False``, or both if they differ.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -161,7 +169,8 @@ class _Pass:
         self.shape: batches.Shape = torch.Size()
         self.form: Form = None
         self.probe = Reservoir(_PROBE)
-        self.largest = self._unseen = self._outputs = self._classes = 0
+        self.largest = self.outputs = self._unseen = self._classes = 0
+        self.labelled: set[bool] = set()
 
     @classmethod
     def of_shards(cls, plan: Plan, shards: Sequence[dict[str, Any]]) -> _Pass:
@@ -172,6 +181,8 @@ class _Pass:
                 merged._start(shard["layers"], shard["shape"], shard["form"])
                 merged.probe.merge(shard["probe"])
                 merged.largest = max(merged.largest, shard["batch"])
+                merged.outputs = shard["outputs"]
+                merged.labelled |= shard["labelled"]
                 for collector, state in zip(merged.collectors, shard["collectors"], strict=True):
                     collector.merge(state)
         return merged
@@ -179,7 +190,6 @@ class _Pass:
     def over(self, train_loader: Iterable[Any], progress: bool) -> dict[str, Any]:
         """Take in all batches; with several processes, give what the shards are merged by."""
         network, number = self._plan.posterior.network, 0
-        labelled: set[bool] = set()
         look = {"values": not self._waits, "measured": self._plan.source is None}
         with evaluating(network):
             for number, (batch, target) in enumerate(
@@ -198,9 +208,9 @@ class _Pass:
                     raise RuntimeError(
                         f"the network cannot run on inputs of shape {_shape_of(x)}: {error}"
                     ) from error
-                labelled.add(target is not None)
+                self.labelled.add(target is not None)
                 if self._classes == 1:
-                    check_no_pair(train_loader, self._outputs)
+                    check_no_pair(train_loader, self.outputs)
                 if classes is None:
                     classes = torch.full((len(like),), -1)
                 # A loader's rows are looked at where they are, while a GPU is at work.
@@ -211,7 +221,7 @@ class _Pass:
                     self._check_sums(number)
         if self.collectors:
             self._check_sums(number)
-        if len(labelled) > 1 and self._classes > 1:
+        if len(self.labelled) > 1 and self._classes > 1:
             warnings.warn(
                 "some batches have targets and others have none; where there is none, the "
                 "network's own predictions are taken. Yield (x, y) from all batches, or x alone",
@@ -226,6 +236,8 @@ class _Pass:
             "collectors": [collector.state for collector in self.collectors],
             "probe": self.probe.state,
             "batch": self.largest,
+            "outputs": self.outputs,
+            "labelled": self.labelled,
         }
 
     def _start(self, layers: list[Representation], shape: batches.Shape, form: Form) -> None:
@@ -264,11 +276,11 @@ class _Pass:
             mask.warn_of(lengths)
         rows = len(x) if form is None else batches.rows_of(x)
         if first:
-            self._outputs = self._checked_outputs(output, x)
+            self.outputs = self._checked_outputs(output, x)
         if target is not None:
-            target = likelihood.target(target, (rows, self._outputs), number)
+            target = likelihood.target(target, (rows, self.outputs), number)
         if first:
-            self._classes = likelihood.classes(self._outputs)
+            self._classes = likelihood.classes(self.outputs)
         classes = target if self._classes > 1 else None
         if any(collector.needs_classes for collector in self.collectors):
             y, count = self._classes_of(classes, output, x)
