@@ -319,11 +319,33 @@ def test_what_a_user_can_get_wrong(
     assert "Traceback" in capsys.readouterr().err
     few = ["calibrate", "m.safetensors", *MODEL, "--val", "few.npz", "--out", "few.safetensors"]
     np.savez("few.npz", x=arrays("val.npz")["images"][:5])
-    assert any("5 examples" in line for line in told(capsys, *few)["warnings"])
+    capsys.readouterr()
+    assert main(few) == 0
+    said = capsys.readouterr()
+    assert "rgpr calibrate: warning: 5 examples: no p-value is below 1/6" in said.err
+    assert "no p-value is below" not in said.out
+    assert main([*few, "--json"]) == 0
+    said = capsys.readouterr()
+    assert any("5 examples" in line for line in json.loads(said.out)["warnings"])
+    assert "rgpr calibrate: warning: 5 examples" in said.err
     assert "alpha = 0.05 is below" in refused(
         capsys, "predict", "few.safetensors", "new.csv", *MODEL, "--out", "p.csv"
     )
     assert not list(here.glob("*.parts"))
+
+
+def test_what_a_users_code_prints_is_no_part_of_the_json(
+    fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("command_nets_loud.py").write_text(
+        "import command_nets\n"
+        "def digits():\n    print('building')\n    return command_nets.digits()\n"
+    )
+    score = ["score", "m.safetensors", "new.npz", "--model", "command_nets_loud:digits"]
+    assert main([*score, "--out", "s.npz", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["rows"] == 397
+    assert "building" in said.err
 
 
 @pytest.mark.filterwarnings("ignore:no --weights")

@@ -9,7 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ __all__ = [
     "add_network",
     "answering",
     "count",
+    "every_warning_shown",
     "file_in_a_folder",
     "read_data",
     "words",
@@ -61,8 +62,10 @@ def answering(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse
 
     def whole(options: argparse.Namespace) -> int:
         name = f"rgpr {options.command}"
+        # A user's own code may print; with --json nothing but JSON belongs on stdout.
+        aside = redirect_stdout(sys.stderr) if options.json else nullcontext()
         try:
-            with _warnings_as_lines(name):
+            with _warnings_as_lines(name), aside:
                 answer = run(options)
         except (ValueError, TypeError, RuntimeError, OSError, KeyError) as error:
             if options.traceback:
@@ -90,6 +93,14 @@ def _warnings_as_lines(name: str) -> Iterator[None]:
             print(f"{name}: warning: {message}", file=sys.stderr)
 
         warnings.showwarning = show
+        yield
+
+
+@contextmanager
+def every_warning_shown() -> Iterator[None]:
+    """Let no filter hide what the library warns of: a line on stderr is all that is said of it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", category=UserWarning, module="rgpr")
         yield
 
 
