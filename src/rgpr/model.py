@@ -100,8 +100,8 @@ class RGPR(StableBuffers):
             positions, is then the representation ``"input"``.
         output: Which part of what the network returns holds its outputs, where that is neither a
             tensor nor has ``logits``: an index, a key or the name of an attribute, or a function,
-            with which the model cannot be saved. An :class:`rgpr.Posterior` keeps it as its own
-            ``output``; one that has another already is refused.
+            with which the model cannot be saved. A given :class:`rgpr.Posterior` is left as it is,
+            and one whose own ``output`` is another is refused.
 
     Example:
         >>> from torch import nn
@@ -165,10 +165,11 @@ class RGPR(StableBuffers):
             if before not in (None, output):
                 raise ValueError(
                     f"output={output!r}, and this posterior already takes the part {before!r} of "
-                    "what its network returns, maybe for another model; make a posterior of its "
-                    "own for each model, or leave output= out"
+                    f"what its network returns; set posterior.output = {output!r}, or leave output= "
+                    "out"
                 )
-            self.posterior.output = output
+            # The posterior may serve other models, so the user's own is left as it is.
+            self.posterior = self.posterior.taking(output)
         self._layers: list[Representation] = []
         self._input_shape: Shape | None = None
         self._columns: tuple[str, ...] | None = None
@@ -828,14 +829,20 @@ class RGPR(StableBuffers):
 
     def extra_repr(self) -> str:
         layers = names_of(self._layers) or self._choice
-        words = [f"likelihood={self.likelihood!r}, layers={layers!r}", "not fitted"]
-        if self.residual is not None:
-            count = "some" if self._fit_count is None else int(self._fit_count)
-            words[1] = f"fitted on {count} inputs"
-            if self._references is not None:
-                labels = "without" if self._label_scores is None else "with"
-                words.append(f"calibrated on {len(self._references)} inputs {labels} labels")
+        done = [f"{what} {data}" for what, data in self._learned_from().items()]
+        words = [f"likelihood={self.likelihood!r}, layers={layers!r}", *(done or ["not fitted"])]
         return ", ".join(words)
+
+    def _learned_from(self) -> dict[str, str]:
+        """Which data the model was fitted and calibrated on, in words; nothing before the fit."""
+        if self.residual is None:
+            return {}
+        count = "some" if self._fit_count is None else int(self._fit_count)
+        found = {"fitted on": f"{count} inputs"}
+        if self._references is not None:
+            labels = "without" if self._label_scores is None else "with"
+            found["calibrated on"] = f"{len(self._references)} inputs {labels} labels"
+        return found
 
 
 def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:

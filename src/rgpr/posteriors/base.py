@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
@@ -113,6 +114,17 @@ class Posterior(StableBuffers):
         """What runs inside the network on a few of these inputs, and which layer is the head."""
         with returning(self.network, self.output):
             return trace(self.network, few(x))
+
+    def taking(self, output: Output) -> Self:
+        """This posterior over another part of what its network returns; this one stays as it is.
+
+        The two share the network and all tensors, so that moving one to a GPU moves both.
+        """
+        other = copy.copy(self)
+        # The table of modules is the copy's own: a module that is replaced in it stays here.
+        other._modules = dict(self._modules)
+        other.output = output
+        return other
 
     def own_tensors(self) -> dict[str, Tensor]:
         """What is saved beside the network's own state."""

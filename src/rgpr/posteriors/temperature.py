@@ -8,6 +8,7 @@ predictive.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
@@ -119,6 +120,12 @@ class Temperature(Posterior):
     @output.setter
     def output(self, which: Output) -> None:
         self.base.output = which
+
+    def taking(self, output: Output) -> Self:
+        other = copy.copy(self)
+        other._modules = dict(self._modules)
+        other.base = self.base.taking(output)
+        return other
 
     @property
     def no_graph(self) -> str | None:

@@ -246,6 +246,7 @@ class Monitor:
             since_time=self.since_time,
             drifted=tuple(layer.name for layer in self.layers if layer.drifted),
             nans=self.nans,
+            alpha=self.alpha,
         )
 
     def __repr__(self) -> str:
@@ -298,7 +299,7 @@ class Monitor:
 
     def to_json_line(self) -> str:
         """Where the monitor stands as one line of JSON, without a line break."""
-        about = {"alpha": self.alpha, "performance": self._last_performance()}
+        about = {"performance": self._last_performance()}
         return outlets.json_line(self._report(), about, self.layers)
 
     def prometheus(self, **labels: str) -> str:
