@@ -165,8 +165,8 @@ class RGPR(StableBuffers):
             if before not in (None, output):
                 raise ValueError(
                     f"output={output!r}, and this posterior already takes the part {before!r} of "
-                    f"what its network returns; set posterior.output = {output!r}, or leave output= "
-                    "out"
+                    f"what its network returns; set posterior.output = {output!r}, or leave "
+                    "output= out"
                 )
             # The posterior may serve other models, so the user's own is left as it is.
             self.posterior = self.posterior.taking(output)

@@ -70,8 +70,9 @@ class Explanation:
         lines += [
             "score: how strange the input is; the higher, the stranger",
             "variance: what is added to that of each output; 0 leaves the base's answer as it is",
-            "columns of layers: how far from the training data this layer finds the input. 1 is the "
-            "median of the training data, 8 twice as far, 1000 ten times as far (distances cubed)",
+            "columns of layers: how far from the training data this layer finds the input. 1 is "
+            "the median of the training data, 8 twice as far, 1000 ten times as far (distances "
+            "cubed)",
         ]
         return "\n".join(lines)
 

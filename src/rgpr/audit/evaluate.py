@@ -134,8 +134,8 @@ class Evaluation:
         return (
             f"{100 * self.alarms['false alarms']:.1f} % of the test data are flagged at alpha = "
             f"{alpha:g}; of data like the held-out data about {100 * alpha:g} % are.\n"
-            f"At no level is the share of flagged inputs further than {gap:.3f} from that level. By "
-            f"chance alone it stays within {chance:.3f} in 19 of 20 cases,\n{verdict}."
+            f"At no level is the share of flagged inputs further than {gap:.3f} from that level. "
+            f"By chance alone it stays within {chance:.3f} in 19 of 20 cases,\n{verdict}."
         )
 
     def _detection_text(self, name: str) -> str:

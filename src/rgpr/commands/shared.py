@@ -32,6 +32,7 @@ __all__ = [
     "every_warning_shown",
     "file_in_a_folder",
     "read_data",
+    "settings_of",
     "words",
 ]
 
@@ -218,6 +219,33 @@ def read_data(
         on_error=options.on_error,
         preprocess=None if prepare is None else named(prepare, "--preprocess"),
     )
+
+
+def settings_of(options: argparse.Namespace, *silent: str) -> dict[str, Any]:
+    """All that the answers of a command over a model and data depend on, for JSON.
+
+    Code that is named stands there by its name alone.
+
+    Args:
+        options: With the model as ``file`` and the data as ``data``.
+        silent: Names of options that change nothing, beside those of :func:`add_common`.
+
+    Raises:
+        FileNotFoundError: The model or the data are not there.
+    """
+    import torch
+
+    from .. import __version__
+    from .._files.outputs.parts import fingerprint
+
+    silent = (*silent, "json", "no_progress", "traceback", "version", "print_completion")
+    found = {name: value for name, value in vars(options).items() if name not in silent}
+    for name in ("file", "data"):
+        path = found[name]
+        if not path.exists():
+            raise FileNotFoundError(f"no file or folder {path}")
+        found[name] = f"{path.resolve()} ({fingerprint(path)})"
+    return {**found, "rgpr": __version__, "torch": str(torch.__version__)}
 
 
 def file_in_a_folder(path: Path) -> None:

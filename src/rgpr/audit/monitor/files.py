@@ -21,7 +21,7 @@ from .performance import Performance
 from .ranks import Bins
 from .trace import Trace
 
-__all__ = ["Parts", "load", "save"]
+__all__ = ["Parts", "load", "run_of", "save"]
 
 _KIND = "monitor"
 _BINS = ("edges", "ties", "counts")
@@ -54,8 +54,14 @@ class Parts:
     performance: Performance
 
 
-def save(path: str | os.PathLike[str], parts: Parts) -> None:
-    """Write the parts."""
+def save(path: str | os.PathLike[str], parts: Parts, run: Mapping[str, Any] | None = None) -> None:
+    """Write the parts.
+
+    Args:
+        path: The file.
+        parts: The parts.
+        run: What is to be known of a run that is not finished, for JSON; see :func:`run_of`.
+    """
     arrays: dict[str, NDArray[Any]] = {
         "trace": parts.trace.points,
         "performance": parts.performance.sums,
@@ -74,7 +80,14 @@ def save(path: str | os.PathLike[str], parts: Parts) -> None:
         "window": parts.performance.window,
     }
     tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
-    write(path, tensors, about)
+    write(path, tensors, about if run is None else {**about, "run": run})
+
+
+def run_of(path: str | os.PathLike[str]) -> Mapping[str, Any] | None:
+    """What :func:`save` got as ``run``; ``None`` for any other file."""
+    about = read(path)[1]
+    run = about.get("run") if isinstance(about, Mapping) else None
+    return run if isinstance(run, Mapping) else None
 
 
 def load(path: str | os.PathLike[str], model: str) -> Parts:

@@ -136,10 +136,15 @@ class Monitor:
             x: What ``model.score`` takes.
             at: When they came, such as ``time.time()``, for :attr:`since_time`.
         """
+        return self.update_scores(*self._scores(x), at=at)
+
+    @torch.no_grad()
+    def _scores(self, x: Batch) -> tuple[Tensor, Tensor | None]:
+        """What :meth:`update_scores` takes for these inputs; the monitor stays as it is."""
         if not self.layer_names:
-            return self.update_scores(self.model.score(x), at=at)
+            return self.model.score(x), None
         explained = self.model.explain(x)
-        return self.update_scores(explained.score, explained.strangeness, at=at)
+        return explained.score, explained.strangeness
 
     def update_scores(
         self, scores: Any, strangeness: Any = None, *, at: float | None = None
@@ -349,7 +354,11 @@ class Monitor:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all of the monitor but the model into one safetensors file, atomically."""
-        parts = files.Parts(
+        files.save(path, self._parts())
+
+    def _parts(self) -> files.Parts:
+        """All of the monitor but the model."""
+        return files.Parts(
             self.alpha,
             self.nans,
             self.layer_names,
@@ -360,7 +369,6 @@ class Monitor:
             self._trace,
             self._performance,
         )
-        files.save(path, parts)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: RGPR) -> Monitor:
