@@ -917,7 +917,8 @@ def layers(
     network = model.posterior.network
     batches = inputs(as_batches(example, network), network, progress=False, description="")
     x = on_device(next(batches), network_dtype_device(network)[1])
-    return table_of(model.posterior.look(x), model._plan().choose(x))
+    seen = model.posterior.look(x)
+    return table_of(seen, model._plan().choose(x, seen))
 
 
 def check(model: RGPR, *, seed: int = 0) -> Check:

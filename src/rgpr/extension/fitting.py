@@ -26,6 +26,7 @@ from .._network.representation import INPUT, Representation, parse_layer
 from .._network.reservoir import Reservoir
 from .._network.running import capture, evaluating
 from .._network.sources import check_no_pair
+from .._network.trace import Trace
 from ..likelihoods import Likelihood
 from ..posteriors import Posterior
 from ..posteriors.gaussian import Gaussian
@@ -64,12 +65,19 @@ class Plan:
     r: float = 1.0
     source: str | None = None
 
-    def choose(self, x: batches.Batch) -> list[Representation]:
-        """The representations that are read, the input first."""
-        first, *others = self.posterior.choose_layers(self.choice, x)
-        if self.source is not None:
+    def choose(self, x: batches.Batch, seen: Trace | None = None) -> list[Representation]:
+        """The representations that are read, the input first.
+
+        Args:
+            x: Inputs.
+            seen: What the posterior's ``look`` gave for them, if it was called already.
+        """
+        if seen is None and self.source is not None:
+            seen = self.posterior.look(x)
+        first, *others = self.posterior.choose_layers(self.choice, x, seen)
+        if seen is not None and self.source is not None:
             network = self.posterior.network
-            first, module = stand_in(network, self.source, x), network.get_submodule(self.source)
+            first, module = stand_in(seen, self.source), network.get_submodule(self.source)
             for each in others.copy():
                 name, number, goes_in = parse_layer(each.name)
                 # What stands in for the input is no other layer, by none of its names.

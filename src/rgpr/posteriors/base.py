@@ -106,9 +106,17 @@ class Posterior(StableBuffers):
         """
         return None
 
-    def choose_layers(self, choice: LayerChoice, x: Batch) -> list[Representation]:
-        """The representations that ``choice`` stands for, the input first."""
-        return choose_of(self.look(x), choice)
+    def choose_layers(
+        self, choice: LayerChoice, x: Batch, seen: Trace | None = None
+    ) -> list[Representation]:
+        """The representations that ``choice`` stands for, the input first.
+
+        Args:
+            choice: What a user gave as ``layers``.
+            x: Inputs.
+            seen: What :meth:`look` gave for them, if it was called already.
+        """
+        return choose_of(seen or self.look(x), choice)
 
     def look(self, x: Batch) -> Trace:
         """What runs inside the network on a few of these inputs, and which layer is the head."""
