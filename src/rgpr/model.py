@@ -20,12 +20,13 @@ from ._backend.buffers import StableBuffers
 from ._backend.compiled import CompiledCall
 from ._network.batches import Batch, Shape, dtype_of, gathered, run
 from ._network.checks import check_input, check_source, network_dtype_device, one_of
+from ._network.columns import check_columns
 from ._network.layers import LayerChoice, as_choice, check_layers
 from ._network.loaders import inputs, on_device
 from ._network.outputs import Output
 from ._network.representation import Representation, names_of
 from ._network.running import plain_module
-from ._network.sources import Batches, as_batches, check_columns
+from ._network.sources import Batches, as_batches
 from ._network.table import LayerTable, table_of
 from .answers import conformal, probabilities
 from .answers.calibration import Calibration, calibrate

@@ -19,7 +19,7 @@ image or words, and stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,19 +28,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from .._backend.precision import at_least_float32
-from .._text import MOST, listed
 from .batches import refuse_packed, taken_of
 from .checks import network_dtype_device
 from .targets import check_words, in_array
 
-__all__ = [
-    "Batches",
-    "as_batches",
-    "check_columns",
-    "check_no_pair",
-    "check_read_again",
-    "difference",
-]
+__all__ = ["Batches", "as_batches", "check_no_pair", "check_read_again"]
 
 # The fixed cost of a call, about a millisecond, is then small beside its work.
 _MOST_ROWS = 1024
@@ -172,33 +164,6 @@ def _pair_in_list(x: Tensor, y: Tensor) -> TypeError:
         "[(X, Y)], or X and Y as two arguments; if both are inputs, pass torch.cat([a, b]) or "
         "[(a, None), (b, None)]"
     )
-
-
-def check_columns(data: Iterable[Any], fitted: Sequence[str] | None) -> None:
-    """Refuse a frame whose columns are not those of the frame that the model was fitted on.
-
-    Raises:
-        ValueError: The message names the columns that differ.
-    """
-    columns = data.columns if isinstance(data, Batches) else None
-    if fitted is None or columns is None or tuple(columns) == tuple(fitted):
-        return
-    same = "frame[columns], with the columns of the frame that fit got"
-    if len(fitted) <= MOST:
-        same = f"frame[{list(fitted)}]"
-    raise ValueError(
-        "the frame's columns are not those that the model was fitted on: "
-        f"{difference(columns, fitted)}. Pass {same}"
-    )
-
-
-def difference(columns: Sequence[str], fitted: Sequence[str]) -> str:
-    """In which way columns differ from those of the fit, in words."""
-    lacking = [name for name in fitted if name not in columns]
-    new = [name for name in columns if name not in fitted]
-    words = [f"it lacks {listed(map(repr, lacking))}"] if lacking else []
-    words += [f"it has {listed(map(repr, new))} besides"] if new else []
-    return " and ".join(words) or f"they are in another order, [{listed(map(repr, columns))}]"
 
 
 def check_read_again(source: Any, what: str) -> None:

@@ -21,7 +21,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..._network.sources import Batches, difference
+from ..._network.columns import difference
+from ..._network.sources import Batches
 from ..._text import MOST, listed
 from .arrays import Arrays
 from .images import Images

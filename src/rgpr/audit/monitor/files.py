@@ -6,6 +6,7 @@ loaded gives the same numbers as one that was never stopped.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,13 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...model import RGPR
 from ...saving.container import read, write
 from .martingale import Martingale
 from .performance import Performance
 from .ranks import Bins
 from .trace import Trace
 
-__all__ = ["Parts", "load", "run_of", "save"]
+__all__ = ["Parts", "fingerprint", "load", "run_of", "save"]
 
 _KIND = "monitor"
 _BINS = ("edges", "ties", "counts")
@@ -81,6 +83,13 @@ def save(path: str | os.PathLike[str], parts: Parts, run: Mapping[str, Any] | No
     }
     tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
     write(path, tensors, about if run is None else {**about, "run": run})
+
+
+def fingerprint(model: RGPR) -> str:
+    """What tells this model and its calibration from others: its references and what it reads."""
+    references = model._reference_scores().detach().cpu().double().numpy()
+    named = "\n".join(model.layers).encode()
+    return hashlib.sha256(named + references.tobytes()).hexdigest()
 
 
 def run_of(path: str | os.PathLike[str]) -> Mapping[str, Any] | None:

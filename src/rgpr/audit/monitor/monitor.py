@@ -20,7 +20,6 @@ the chance of breaking one of the two is at most :math:`2 \alpha`.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from typing import Any
@@ -362,7 +361,7 @@ class Monitor:
             self.alpha,
             self.nans,
             self.layer_names,
-            _fingerprint(self.model),
+            files.fingerprint(self.model),
             self._generator,
             self._bins,
             self._martingale,
@@ -382,7 +381,7 @@ class Monitor:
             FileNotFoundError: There is no such file.
             ValueError: The file is damaged, no monitor's, or of another model.
         """
-        parts = files.load(path, _fingerprint(model))
+        parts = files.load(path, files.fingerprint(model))
         monitor = cls.__new__(cls)
         monitor.model, monitor.alpha, monitor.nans = model, parts.alpha, parts.nans
         monitor.layer_names, monitor._generator = parts.layers, parts.generator
@@ -396,10 +395,3 @@ def _numbers(values: Any) -> Array:
     if isinstance(values, Tensor):
         values = values.detach().cpu().double().numpy()
     return np.asarray(values, dtype=np.float64)
-
-
-def _fingerprint(model: RGPR) -> str:
-    """What tells this model and its calibration from others: its references and what it reads."""
-    references = _numbers(model._reference_scores())
-    named = "\n".join(model.layers).encode()
-    return hashlib.sha256(named + references.tobytes()).hexdigest()
