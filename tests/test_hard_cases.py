@@ -458,7 +458,7 @@ def test_words_about_what_is_wrong() -> None:
 def test_targets_of_one_output_may_be_floats() -> None:
     x = torch.randn(60, 4)
     y = (x[:, :1] > 0).float()
-    model = rgpr.RGPR(mlp(4, 1)).fit([x], progress=False)
+    model = rgpr.RGPR(mlp(4, 1), likelihood="classification").fit([x], progress=False)
     model.calibrate([(x, y)], progress=False)
     assert model.predict_set(x).shape == (60, 2)
 

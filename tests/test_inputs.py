@@ -864,12 +864,19 @@ def test_a_posterior_keeps_its_output(base: str) -> None:
     posterior = BASES[base](WithAuxiliary())
     one, _ = loaders(lambda x: x)
     first = RGPR(posterior, output=0).fit(one, progress=False)
+    assert posterior.output is None  # it is the user's, and may serve another model
     x = data(8)[0]
     before = first(x)
+    second = RGPR(posterior, output=lambda parts: -parts[0]).fit(one, progress=False)
+    assert posterior.output is None
+    assert second.posterior.network is first.posterior.network is posterior.network
+    torch.testing.assert_close(first(x), before)
+    torch.testing.assert_close(second(x).argmin(1), before.argmax(1))
+    posterior.output = 0
     with pytest.raises(ValueError, match=r"output=1, and this posterior already takes the part 0"):
         RGPR(posterior, output=1)
     torch.testing.assert_close(first(x), before)
-    RGPR(posterior, output=0)
+    assert RGPR(posterior, output=0).posterior.output == 0
     fresh = BASES[base](WithAuxiliary())
     with pytest.raises(ValueError, match="likelihood"):
         RGPR(fresh, likelihood="nonsense", output=1)

@@ -380,7 +380,7 @@ def test_regression(residual: str) -> None:
 
 def test_binary_classification_with_one_logit() -> None:
     network, x = mlp(4, 1), torch.randn(30, 4)
-    model = RGPR(network).fit([x])
+    model = RGPR(network, likelihood="classification").fit([x])
     for link in ("probit", "mc", "bridge"):
         p = model(x, link_approx=link)
         assert p.shape == (30, 2)

@@ -782,3 +782,13 @@ def test_watching_before_and_after() -> None:
         network(x)  # a second pass inside the block goes unseen, and so does one after it
     network(x)
     assert events == [("before", (2, 4)), ("after", (2, 3))]
+
+
+@pytest.mark.parametrize("source", [None, "0"])
+def test_a_table_of_layers_takes_one_run(source: str | None) -> None:
+    runs = []
+    network = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    network.register_forward_pre_hook(lambda *_: runs.append(1))
+    table = rgpr.layers(network, torch.randn(5, 4), input=source)
+    assert "1" in {row.name for row in table.rows if row.taken}
+    assert len(runs) == 1

@@ -281,7 +281,7 @@ def test_columns_are_remembered(tmp_path: Any) -> None:
     for one in (model, rgpr.load(tmp_path / "m", mlp()), fresh):
         with pytest.raises(ValueError, match=r"another order, \['b', 'a', 'c', 'd'\]"):
             one.predict(data[["b", "a", "c", "d"]])
-        with pytest.raises(ValueError, match=r"lacks \['d'\] and has \['e'\] besides"):
+        with pytest.raises(ValueError, match="lacks 'd' and it has 'e' besides"):
             one.calibrate(data.rename(columns={"d": "e"}), series())
         assert len(one.predict(data)) == len(one.predict(X)) == ROWS  # an array has no names
     model.fit(data.rename(columns={"d": "e"}))  # a fit starts anew

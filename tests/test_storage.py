@@ -3,6 +3,8 @@ from __future__ import annotations
 import copy
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,51 @@ def test_tied_weights(tmp_path: Path) -> None:
     path, model = saved(tmp_path, tied())
     x = torch.randn(5, 4)
     assert torch.equal(rgpr.load(path, tied())(x), model(x))
+
+
+SAVED = """
+import hashlib, sys
+from pathlib import Path
+import torch
+sys.path.insert(0, {tests!r})
+import rgpr
+from networks import mlp
+torch.manual_seed(0)
+network, x = mlp().eval(), torch.randn(200, 4)
+model = rgpr.RGPR(network).fit((x[:100], torch.arange(100) % 3), progress=False)
+model.calibrate(x[100:], progress=False)
+for number in range(6):  # safetensors throws its dice at every save
+    path = Path(sys.argv[1]) / f"{{number}}.safetensors"
+    model.save(path)
+    print(hashlib.sha256(path.read_bytes()).hexdigest())
+"""
+
+
+def test_equal_models_give_equal_files(tmp_path: Path) -> None:
+    """In two processes, whose hashes of words differ."""
+    script, found = SAVED.format(tests=str(Path(__file__).parent)), set()
+    for seed in ("1", "2"):
+        folder = tmp_path / seed
+        folder.mkdir()
+        made = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script, str(folder)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        found |= set(made.stdout.split())
+    assert len(found) == 1
+
+
+def test_names_with_any_characters(tmp_path: Path) -> None:
+    """The header is written anew, so it must be escaped as safetensors does."""
+    path, odd = tmp_path / "m.safetensors", 'höhe\t\x01\x7f\\"\u2028🙂/'
+    write(path, {odd: torch.arange(5.0), "a": torch.ones(2)}, {odd: odd})
+    tensors, about, version = read(path)
+    assert torch.equal(tensors[odd], torch.arange(5.0))
+    assert torch.equal(tensors["a"], torch.ones(2))
+    assert (about, version) == ({odd: odd}, FORMAT)
 
 
 def test_no_such_file(tmp_path: Path) -> None:

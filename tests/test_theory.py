@@ -247,7 +247,7 @@ class TestSymmetricMonteCarlo:
     @both_residuals
     def test_one_output(self, residual: str) -> None:
         x = torch.randn(40, 4)
-        model = RGPR(mlp(4, 1), residual=residual).fit([x])
+        model = RGPR(mlp(4, 1), likelihood="classification", residual=residual).fit([x])
         p = model(1e11 * x, link_approx="mc", n_samples=2)
         torch.testing.assert_close(p, torch.full_like(p, 0.5), atol=1e-4, rtol=0)
 

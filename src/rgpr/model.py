@@ -7,6 +7,7 @@ come back. This file is long because it documents each of them where users look 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,12 +20,13 @@ from ._backend.buffers import StableBuffers
 from ._backend.compiled import CompiledCall
 from ._network.batches import Batch, Shape, dtype_of, gathered, run
 from ._network.checks import check_input, check_source, network_dtype_device, one_of
+from ._network.columns import check_columns
 from ._network.layers import LayerChoice, as_choice, check_layers
 from ._network.loaders import inputs, on_device
 from ._network.outputs import Output
 from ._network.representation import Representation, names_of
 from ._network.running import plain_module
-from ._network.sources import Batches, as_batches, check_columns
+from ._network.sources import Batches, as_batches
 from ._network.table import LayerTable, table_of
 from .answers import conformal, probabilities
 from .answers.calibration import Calibration, calibrate
@@ -87,7 +89,8 @@ class RGPR(StableBuffers):
         likelihood: What the outputs are: ``"classification"`` (logits of classes of which one is
             right; one output is the logit of class 1 of two), ``"multilabel"`` (a logit for each
             of several labels, which are independent of each other) or ``"regression"`` (numbers);
-            by default what ``base`` was fitted for, else classification.
+            by default what ``base`` was fitted for, else classification. A network with one output
+            that is fitted without targets gets a warning then.
         residual: ``"onset"`` (exactly zero at most data), ``"paper"`` or a
             :class:`rgpr.ResidualRecipe`: in which coordinates the distance from the data is
             measured, and how the representations become one variance.
@@ -98,8 +101,8 @@ class RGPR(StableBuffers):
             positions, is then the representation ``"input"``.
         output: Which part of what the network returns holds its outputs, where that is neither a
             tensor nor has ``logits``: an index, a key or the name of an attribute, or a function,
-            with which the model cannot be saved. An :class:`rgpr.Posterior` keeps it as its own
-            ``output``; one that has another already is refused.
+            with which the model cannot be saved. A given :class:`rgpr.Posterior` is left as it is,
+            and one whose own ``output`` is another is refused.
 
     Example:
         >>> from torch import nn
@@ -149,6 +152,7 @@ class RGPR(StableBuffers):
         self.input = input
         fitted_for = self.posterior.likelihood
         self._likelihood = likelihood_named(likelihood or fitted_for or "classification")
+        self._likelihood_is_guessed = (likelihood or fitted_for) is None
         if fitted_for not in (None, self.likelihood):
             raise ValueError(
                 f"the base was fitted for {fitted_for}, so likelihood='{self.likelihood}' cannot "
@@ -162,10 +166,11 @@ class RGPR(StableBuffers):
             if before not in (None, output):
                 raise ValueError(
                     f"output={output!r}, and this posterior already takes the part {before!r} of "
-                    "what its network returns, maybe for another model; make a posterior of its "
-                    "own for each model, or leave output= out"
+                    f"what its network returns; set posterior.output = {output!r}, or leave "
+                    "output= out"
                 )
-            self.posterior.output = output
+            # The posterior may serve other models, so the user's own is left as it is.
+            self.posterior = self.posterior.taking(output)
         self._layers: list[Representation] = []
         self._input_shape: Shape | None = None
         self._columns: tuple[str, ...] | None = None
@@ -233,6 +238,14 @@ class RGPR(StableBuffers):
         self._given_temperature = self._temperature.clone()
         onset = fitted.residual.onset
         self._given_onset = None if onset is None else onset.clone()
+        if self._likelihood_is_guessed and fitted.outputs == 1 and not fitted.labelled:
+            warnings.warn(
+                "this network has one output, and nothing says what it is: neither likelihood= nor "
+                "targets were given. It is taken for the logit of class 1 of two classes. If that "
+                "is right, pass RGPR(network, likelihood='classification'); if the output is a "
+                "number to predict, pass RGPR(network, likelihood='regression')",
+                stacklevel=4,  # through the decorators of this method
+            )
         return self
 
     def _plan(self, r: float = 1.0) -> Plan:
@@ -797,6 +810,7 @@ class RGPR(StableBuffers):
         now, device = parts.extension, self._device
         self.posterior, self.recipe, self._columns = now.posterior, parts.recipe, parts.columns
         self._likelihood, self.nan, self.input = now.likelihood, now.nan, now.source
+        self._likelihood_is_guessed = False
         self._layers, self._input_shape = list(now.representations), now.input_shape
         self._choice = as_choice(now.representations)
         self.residual = now.residual.to(device)
@@ -816,14 +830,20 @@ class RGPR(StableBuffers):
 
     def extra_repr(self) -> str:
         layers = names_of(self._layers) or self._choice
-        words = [f"likelihood={self.likelihood!r}, layers={layers!r}", "not fitted"]
-        if self.residual is not None:
-            count = "some" if self._fit_count is None else int(self._fit_count)
-            words[1] = f"fitted on {count} inputs"
-            if self._references is not None:
-                labels = "without" if self._label_scores is None else "with"
-                words.append(f"calibrated on {len(self._references)} inputs {labels} labels")
+        done = [f"{what} {data}" for what, data in self._learned_from().items()]
+        words = [f"likelihood={self.likelihood!r}, layers={layers!r}", *(done or ["not fitted"])]
         return ", ".join(words)
+
+    def _learned_from(self) -> dict[str, str]:
+        """Which data the model was fitted and calibrated on, in words; nothing before the fit."""
+        if self.residual is None:
+            return {}
+        count = "some" if self._fit_count is None else int(self._fit_count)
+        found = {"fitted on": f"{count} inputs"}
+        if self._references is not None:
+            labels = "without" if self._label_scores is None else "with"
+            found["calibrated on"] = f"{len(self._references)} inputs {labels} labels"
+        return found
 
 
 def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
@@ -898,7 +918,8 @@ def layers(
     network = model.posterior.network
     batches = inputs(as_batches(example, network), network, progress=False, description="")
     x = on_device(next(batches), network_dtype_device(network)[1])
-    return table_of(model.posterior.look(x), model._plan().choose(x))
+    seen = model.posterior.look(x)
+    return table_of(seen, model._plan().choose(x, seen))
 
 
 def check(model: RGPR, *, seed: int = 0) -> Check:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 import rgpr
 from networks import Task, blobs, laplace_over_blobs, mlp
+from rgpr.answers.calibration import Calibration
 from rgpr.answers.onset import _onset_and_slope
 from rgpr.metrics import confidence, nll
 from rgpr.saving.export import onnx
@@ -285,3 +287,11 @@ def test_labels_in_another_order_are_noticed() -> None:
         model.calibrate([(x, y)])
     with pytest.warns(UserWarning, match=r"of the labels agree with .* by chance 33\.3% would"):
         model.calibrate([(x, y[torch.randperm(600)])])
+
+
+def test_the_printout_says_what_the_numbers_mean() -> None:
+    report = Calibration(500, 500, True, (1.0, 1.0), (0.98, 0.95), 1.0)
+    assert "the answers of 95.0% of these examples, of 98.0% before" in str(report)
+    assert "the variance for that grows as fast as fit left it" in str(report)
+    faster = replace(report, slope=2.5)
+    assert "the variance for that grows 2.5 times as fast as fit left it" in str(faster)

@@ -109,7 +109,7 @@ def test_strangers_are_found_without_outliers(digits: Task) -> None:
 def test_regression_and_one_output() -> None:
     x, _ = blobs()
     regression = rgpr.RGPR(mlp(outputs=2), likelihood="regression").fit([x])
-    binary = rgpr.RGPR(mlp(outputs=1)).fit([x])
+    binary = rgpr.RGPR(mlp(outputs=1), likelihood="classification").fit([x])
     for model in (regression, binary):
         near, far = model.score(x).mean(), model.score(30 * x).mean()
         assert near < far
@@ -150,3 +150,15 @@ def test_the_fit_measures_as_held_out_data_are_measured(count: int) -> None:
         with torch.no_grad():
             shares.append(float((model.variance(other) > 0).double().mean()))
     assert sum(shares) / len(shares) < 0.06  # 2 % are meant
+
+
+def test_an_explanation_says_what_its_columns_mean() -> None:
+    x = torch.randn(200, 4)
+    model = rgpr.RGPR(mlp()).fit([x], progress=False)
+    head, first, *_ = (words := str(model.explain(x[:2]))).splitlines()
+    assert head.split() == ["row", "score", "confidence", "variance", *model.layers]
+    assert len(first.split()) == len(head.split())
+    assert "1 is the median of the training data, 8 twice as far" in words
+    # Twice the distance of the median input is eight, as the words say.
+    strangeness = model.explain(x).strangeness
+    assert 0.8 < float(strangeness[:, 0].median()) < 1.25

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 import rgpr
 from networks import mlp
 from rgpr import metrics
+from rgpr.answers.conformal import p_values
+from rgpr.audit.evaluate import DETECTION, _alarms
 from rgpr.baselines.detectors import KNN, Energy, Mahalanobis, MaxSoftmax
 
 Pair = tuple[Tensor, Tensor]
@@ -84,6 +87,42 @@ def _kolmogorov(p: Tensor) -> float:
     from scipy.stats import kstest
 
     return float(kstest(p.numpy(), "uniform").statistic)
+
+
+def test_the_words_about_alarms_say_what_chance_gives(model: rgpr.RGPR, data: Pair) -> None:
+    x, y = data
+    found = rgpr.evaluate(model, (x[1200:], y[1200:]), progress=False)
+    assert found.alarms["gap"] < found.alarms["gap by chance"]
+    assert "so these test data look like the held-out data" in str(found)
+    found = rgpr.evaluate(model, (3 * x[1200:], y[1200:]), progress=False)
+    assert found.alarms["gap"] > found.alarms["gap by chance"]
+    assert "so these test data are probably not like the held-out data" in str(found)
+
+
+@pytest.mark.parametrize(("references", "count"), [(40, 30), (400, 60), (60, 500)])
+def test_the_gap_that_chance_gives(references: int, count: int) -> None:
+    """Of scores that are all alike, 19 in 20 pairs of samples stay within it, and few stay far."""
+    generator, within, half = torch.Generator().manual_seed(0), 0, 0
+    for _ in range(1000):
+        known = torch.rand(references, generator=generator, dtype=torch.float64).sort().values
+        new = torch.rand(count, generator=generator, dtype=torch.float64)
+        alarms = _alarms(p_values(new, known), references, 0.05)
+        within += alarms["gap"] <= alarms["gap by chance"]
+        half += alarms["gap"] <= alarms["gap by chance"] / 2
+    assert within >= 940
+    assert half <= 600
+
+
+def test_the_table_of_detection_has_one_order(
+    model: rgpr.RGPR, data: Pair, outliers: dict[str, Tensor]
+) -> None:
+    x, y = data
+    report = rgpr.audit.audit(model, (x[1200:], y[1200:]), outliers, progress=False)
+    heads = re.findall(r"<tr><th></th>((?:<th>[^<]*</th>)+)</tr>", report.html)
+    shown = [re.findall(r"<th>([^<]*)</th>", head) for head in heads]
+    assert list(DETECTION) in shown
+    lines = str(report.evaluation).splitlines()
+    assert any(line.split("  ")[1:] and line.endswith("  ".join(DETECTION)) for line in lines)
 
 
 def test_detection_agrees_with_scikit_learn_and_pytorch_ood(

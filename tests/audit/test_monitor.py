@@ -368,6 +368,17 @@ def test_labels_that_do_not_fit(model: rgpr.RGPR) -> None:
 # -- out -----------------------------------------------------------------------------------------
 
 
+def test_the_words_say_how_far_the_alarm_is(model: rgpr.RGPR) -> None:
+    monitor = rgpr.Monitor(model, alpha=0.02)
+    status = monitor.update(noise(100, 3))
+    evidence = f"{10**status.log10:.2g}"
+    assert str(status) == (
+        f"no alarm after 100 inputs; the evidence for a drift is {evidence}, and 50 raises the "
+        "alarm"
+    )
+    assert json.loads(monitor.to_json_line())["alpha"] == 0.02
+
+
 def test_a_line_of_json(drifted: rgpr.Monitor) -> None:
     line = drifted.to_json_line()
     assert "\n" not in line

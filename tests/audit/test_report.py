@@ -74,7 +74,7 @@ def test_everything_is_in_one_file(report: rgpr.audit.Report) -> None:
     for words in (
         *("A &amp; B", "rgpr audit x", "&lt;b&gt;far&lt;/b&gt;", "shuffled", "uniform", "smoothed"),
         *("certified bound", "fpr95 OpenOOD", "strangest", "most ordinary", "held back"),
-        *("200 training inputs", "100 held-out inputs", "4:input", "torch", "bare network"),
+        *("200 inputs", "100 inputs with labels", "4:input", "torch", "bare network"),
     ):
         assert words in report.html, words
     assert reader.tags.count("img") == 24  # twelve of the test data, and of the outliers

@@ -32,6 +32,15 @@ def flat(x):
     time.sleep(float(os.environ.get("RGPR_TEST_SLEEP", 0)))
     return x.flatten(1)
 
+calls = 0
+
+def stopping(x):
+    global calls
+    calls += 1
+    if calls == int(os.environ.get("RGPR_TEST_STOP", 0)):
+        raise {"yes": KeyboardInterrupt}.get(os.environ.get("RGPR_TEST_INTERRUPT"), ValueError)
+    return x
+
 def one(x):
     return x[:1]
 

@@ -36,7 +36,7 @@ def test_one_command_from_weights_to_a_report(
     html = (here / "report.html").read_text()
     assert "My digits" in html
     assert "rgpr" in html
-    assert "500 held-out inputs" in html
+    assert "500 inputs with labels" in html
 
 
 def test_a_fitted_model_in_words(

@@ -170,10 +170,17 @@ def test_columns_are_those_of_the_fit(here: Path, capsys: pytest.CaptureFixture[
     Path("other.csv").write_text(text.replace('"p07"', '"seven"'))
     said = refused(capsys, *predict, "other.csv")
     assert "other.csv: the columns are not those that the model was fitted on" in said
-    assert "lacks ['p07'] and has ['seven']" in said
-    assert "--columns p00,p01" in said
+    assert "it lacks 'p07' and it has 'seven' besides" in said
+    assert said.endswith("Give the columns the names that they had in the data of the fit\n")
     Path("more.csv").write_text(text.replace('"label"', '"species"'))
-    assert "has ['species'] besides" in refused(capsys, *predict, "more.csv")
+    said = refused(capsys, *predict, "more.csv")
+    assert "it has 'species' besides. Pass --target species if" in said
+    assert "--columns NAMES with commas, which are p00, p01, p02, … and 61 more" in said
+    said = refused(capsys, *predict, "more.csv", "--target", "speces")
+    assert "no column 'speces', did you mean 'species'? There are p00, p01, p02, … and 62" in said
+    said = refused(capsys, *fit[:-1], "more.csv", "--out", "other.safetensors")
+    assert "no target. If one of these columns holds the targets, name it by --target NAME" in said
+    assert max(map(len, said.splitlines())) < 400
     told(capsys, *predict, "more.csv", "--target", "species")
 
 
@@ -288,6 +295,9 @@ def test_info_needs_no_network(
     assert main(["info", "m.safetensors"]) == 0
     out = capsys.readouterr().out
     assert "calibrated on 500\n" in out
+    assert "base          map: A trained network as it is. All uncertainty" in out
+    assert "residual      onset: inputs like the training data are answered as by the base" in out
+    assert "format        version 2 of the file's layout; 2 is the newest" in out
     assert f"rgpr {rgpr.__version__}" in out
     assert "not one that RGPR.save wrote" in refused(capsys, "info", "weights.safetensors")
     assert "no file nothing" in refused(capsys, "info", "nothing")
@@ -312,11 +322,33 @@ def test_what_a_user_can_get_wrong(
     assert "Traceback" in capsys.readouterr().err
     few = ["calibrate", "m.safetensors", *MODEL, "--val", "few.npz", "--out", "few.safetensors"]
     np.savez("few.npz", x=arrays("val.npz")["images"][:5])
-    assert any("5 examples" in line for line in told(capsys, *few)["warnings"])
+    capsys.readouterr()
+    assert main(few) == 0
+    said = capsys.readouterr()
+    assert "rgpr calibrate: warning: 5 examples: no p-value is below 1/6" in said.err
+    assert "no p-value is below" not in said.out
+    assert main([*few, "--json"]) == 0
+    said = capsys.readouterr()
+    assert any("5 examples" in line for line in json.loads(said.out)["warnings"])
+    assert "rgpr calibrate: warning: 5 examples" in said.err
     assert "alpha = 0.05 is below" in refused(
         capsys, "predict", "few.safetensors", "new.csv", *MODEL, "--out", "p.csv"
     )
     assert not list(here.glob("*.parts"))
+
+
+def test_what_a_users_code_prints_is_no_part_of_the_json(
+    fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("command_nets_loud.py").write_text(
+        "import command_nets\n"
+        "def digits():\n    print('building')\n    return command_nets.digits()\n"
+    )
+    score = ["score", "m.safetensors", "new.npz", "--model", "command_nets_loud:digits"]
+    assert main([*score, "--out", "s.npz", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["rows"] == 397
+    assert "building" in said.err
 
 
 @pytest.mark.filterwarnings("ignore:no --weights")

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from rgpr._files.outputs.parts import Parts
+from rgpr.audit.monitor.files import run_of
 from rgpr.cli import main
 
 MODEL = ["--model", "command_nets:digits"]
@@ -42,6 +43,103 @@ def killed(arguments: list[str], parts: Path, chunks: int = 2) -> int:
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     return done()
+
+
+def monitor(data: str, state: str, *more: str) -> list[str]:
+    settings = ["--preprocess", "command_nets:flat", "--batch-size", "16", "--save-every", "0"]
+    return ["monitor", "m.safetensors", data, *MODEL, "--state", state, *settings, *more]
+
+
+def stream(here: Path) -> None:
+    """Rows like the held-out ones, in a file of their own and in one where noise follows them."""
+    with np.load(here / "new.npz") as new:
+        x = new["X"][np.random.default_rng(0).permutation(len(new["X"]))]
+    np.savez(here / "before.npz", x=x[:150])
+    noise = np.random.default_rng(1).random((90, 64)).astype(np.float32)
+    np.savez(here / "stream.npz", x=np.concatenate([x[150:], noise]))
+
+
+def rows_in(part: Path) -> int:
+    run = run_of(part) if part.is_file() else None
+    return 0 if run is None else int(run["rows"])
+
+
+def test_a_killed_monitor_gives_the_same(
+    fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream(here)
+    for state in ("whole.safetensors", "s.safetensors"):
+        assert main(monitor("before.npz", state)) == 0
+    begun = (here / "s.safetensors").read_bytes()
+    assert begun == (here / "whole.safetensors").read_bytes()
+    capsys.readouterr()
+    assert main(monitor("stream.npz", "whole.safetensors", "--json")) == 3
+    whole = json.loads(capsys.readouterr().out)
+    part = here / "s.safetensors.part"
+    arguments = monitor("stream.npz", "s.safetensors")
+    for rows in (48, 270):  # before the alarm, and behind it
+        code = "import sys; from rgpr.cli import main; sys.exit(main(sys.argv[1:]))"
+        environment = {**os.environ, "RGPR_TEST_SLEEP": "0.1"}
+        process = subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment)
+        while rows_in(part) < rows:
+            assert process.poll() is None, "it ended before it could be killed"
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        assert (here / "s.safetensors").read_bytes() == begun
+    done = rows_in(part)
+    assert 270 <= done < 337
+    assert main([*arguments, "--json"]) == 3
+    again = json.loads(capsys.readouterr().out)
+    assert again == {**whole, "state": "s.safetensors", "taken_up": done}
+    assert (here / "s.safetensors").read_bytes() == (here / "whole.safetensors").read_bytes()
+    assert not part.exists()
+
+
+def test_an_interrupted_monitor_goes_on(
+    fitted: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read is kept at once, however seldom it is kept otherwise."""
+    stream(here)
+    seldom: tuple[str, ...] = ("--save-every", "1000")
+    assert main(monitor("stream.npz", "whole.safetensors", *seldom)) == 3
+    part = here / "s.safetensors.part"
+    seldom += ("--preprocess", "command_nets:stopping")
+    with monkeypatch.context() as patch:
+        patch.setenv("RGPR_TEST_STOP", "4")
+        patch.setenv("RGPR_TEST_INTERRUPT", "yes")
+        assert main(monitor("stream.npz", "s.safetensors", *seldom)) == 130
+    assert rows_in(part) == 48
+    capsys.readouterr()
+    assert main(monitor("stream.npz", "s.safetensors", *seldom)) == 3
+    assert "went on behind 48 rows of an earlier run\nread 337 inputs" in capsys.readouterr().out
+    assert (here / "s.safetensors").read_bytes() == (here / "whole.safetensors").read_bytes()
+    assert not part.exists()
+
+
+@pytest.mark.filterwarnings("always")
+def test_a_monitor_does_not_mix_runs(
+    fitted: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream(here)
+    assert main(monitor("stream.npz", "whole.safetensors")) == 3
+    np.savez(here / "bad.npz", x=np.zeros((40, 64), np.float32))
+    monkeypatch.setenv("RGPR_TEST_STOP", "2")
+    assert main(monitor("bad.npz", "s.safetensors", "--preprocess", "command_nets:stopping")) == 1
+    part = here / "s.safetensors.part"
+    assert rows_in(part) == 16
+    capsys.readouterr()
+    assert main(monitor("stream.npz", "s.safetensors")) == 3
+    said = capsys.readouterr()
+    assert "holds the first 16 rows of another run" in said.err
+    assert "bad.npz" in said.err
+    assert "went on" not in said.out
+    assert (here / "s.safetensors").read_bytes() == (here / "whole.safetensors").read_bytes()
+    assert not part.exists()
+    with pytest.raises(SystemExit) as stopped:
+        main(monitor("stream.npz", "s.safetensors", "--save-every", "often"))
+    assert stopped.value.code == 2
+    assert "expected a number of seconds" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("data", "out"), [("new.csv", "p.parquet"), ("new", "p.npz")])

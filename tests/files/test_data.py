@@ -60,13 +60,13 @@ def test_arrays(x: str, y: str | None, tmp_path: Path) -> None:
 def test_arrays_that_do_not_fit(tmp_path: Path) -> None:
     path = tmp_path / "d.npz"
     np.savez(path, a=np.zeros((3, 2)), w=np.array(["u", "v", "w"]), y=np.zeros(4))
-    with pytest.raises(ValueError, match=r"d.npz: it has the keys \['a', 'w', 'y'\] and none"):
+    with pytest.raises(ValueError, match=r"d\.npz: it has the keys a, w, y and none of x, X, im"):
         read(path)
     with pytest.raises(ValueError, match="'a' has 3 rows and 'y' 4"):
         read(path, columns=("a",))
     with pytest.raises(ValueError, match="'w' holds <U1"):
         read(path, columns=("a",), target="w")
-    with pytest.raises(ValueError, match="no 'b'"):
+    with pytest.raises(ValueError, match=r"no key 'b' for the targets\. There are a, w, y"):
         read(path, columns=("a",), target="b")
     with pytest.raises(ValueError, match="--size is for image folders"):
         read(path, size=(2, 2))
@@ -156,19 +156,19 @@ def test_whole_numbers_that_become_decimal_late(tmp_path: Path) -> None:
 
 def test_tables_that_do_not_fit(tmp_path: Path) -> None:
     path = written(tmp_path / "t.parquet", {"a": [1.0, 2.0], "word": ["u", "v"]})
-    with pytest.raises(ValueError, match=r"no column \['b'\]; there are \['a', 'word'\]"):
+    with pytest.raises(ValueError, match=r"no column 'b'\. There are a, word"):
         read(path, target="b")
     with pytest.raises(ValueError, match=r"no numbers in 'word' \(string\)"):
         read(path, target="word")
     with pytest.raises(ValueError, match="no column of numbers is left"):
         read(path, target="a")
-    with pytest.raises(ValueError, match=r"\['a'\] are inputs and targets"):
+    with pytest.raises(ValueError, match="inputs and targets at once are a;"):
         read(path, target="a", columns=("a",))
     path.write_bytes(b"PAR1 and nothing")
     with pytest.raises(ValueError, match=r"t.parquet cannot be read"):
         read(path)
     (tmp_path / "twice.csv").write_text("a,a\n1,2\n")
-    with pytest.raises(ValueError, match=r"\['a'\] are there more than once"):
+    with pytest.raises(ValueError, match="these columns are there more than once: a"):
         read(tmp_path / "twice.csv")
 
 
@@ -207,7 +207,7 @@ def test_folders_of_classes(tmp_path: Path) -> None:
     assert sorted(y.tolist()) == [0, 0, 2, 3]
     with pytest.raises(ValueError, match=r"--mean has 2 numbers, and the images .* 3 channels"):
         both(read(tmp_path, mean=(0.1, 0.2)))
-    with pytest.raises(ValueError, match=r"not among --classes cat,dog"):
+    with pytest.raises(ValueError, match="not among --classes cat, dog: bird"):
         read(tmp_path, classes=("cat", "dog"))
     with pytest.raises(ValueError, match="no columns"):
         read(tmp_path, target="y")

@@ -236,7 +236,8 @@ def test_the_objective_of_outliers(network: nn.Module) -> None:
 def test_the_marginal_likelihood_is_that_of_each_label(network: nn.Module) -> None:
     x, y = data(40, seed=1)
     model = fitted(network, "paper")
-    one = rgpr.RGPR(nn.Sequential(network, Column(0)), layers=["0.1", "0.3"], residual="paper")
+    column = nn.Sequential(network, Column(0))
+    one = rgpr.RGPR(column, ["0.1", "0.3"], "classification", residual="paper")
     one.fit([data()[0]])
 
     def value(model: rgpr.RGPR, target: Tensor) -> float:

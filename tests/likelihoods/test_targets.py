@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -255,3 +256,43 @@ def test_the_remedy_for_dense_outputs() -> None:
     model.calibrate([x[40:]])
     assert (model.score(100 * x) > model.score(x)).all()
     assert model.flag(100 * x).all()
+
+
+ONE_OUTPUT = "this network has one output"
+
+
+def one_output() -> nn.Module:
+    return mlp(2, 1).eval()
+
+
+def test_one_output_without_a_word_about_it_is_warned_of() -> None:
+    x = torch.randn(40, 2)
+    with pytest.warns(UserWarning, match=ONE_OUTPUT) as caught:
+        model = rgpr.RGPR(one_output()).fit([x], progress=False)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert "likelihood='classification'" in str(caught[0].message)
+    assert "likelihood='regression'" in str(caught[0].message)
+    assert model.likelihood == "classification"
+    assert model(x).shape == (40, 2)
+
+
+def test_one_output_that_is_known_is_not_warned_of(tmp_path: Path) -> None:
+    x = torch.randn(40, 2)
+    y = (x[:, 0] > 0).long()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for said in ("classification", "regression", "multilabel"):
+            model = rgpr.RGPR(one_output(), likelihood=said).fit([x], progress=False)
+        for target in (y, y.float()[:, None], y.bool()):
+            rgpr.RGPR(one_output()).fit([(x, target)], progress=False)
+        rgpr.RGPR(one_output()).fit([(x[:20], y[:20]), (x[20:], y[20:])], progress=False)
+        rgpr.RGPR(mlp(2, 2).eval()).fit([x], progress=False)
+        posterior = rgpr.posteriors.MAP(one_output())
+        posterior.likelihood = "regression"  # as one that was fitted to numbers has it
+        rgpr.RGPR(posterior).fit([x], progress=False)
+        model.save(tmp_path / "model.safetensors")
+        rgpr.load(tmp_path / "model.safetensors", one_output()).fit([x], progress=False)
+        taken = rgpr.RGPR(one_output())
+        taken.load_state_dict(model.state_dict())  # which says what the outputs are
+        taken.fit([x], progress=False)

@@ -85,9 +85,9 @@ def choose_layers(
     return choose_of(trace(network, few(x)), choice, keep_last=keep_last)
 
 
-def stand_in(network: nn.Module, source: str, x: Batch) -> Representation:
+def stand_in(seen: Trace, source: str) -> Representation:
     """The output of a module in the place of the input."""
-    seen, module = trace(network, few(x)), network.get_submodule(source)
+    module = seen.network.get_submodule(source)
     call = next((call for call in seen.every if call.module is module), None)
     if call is None or call.made.problem:
         why = "it does not run" if call is None else call.made.problem

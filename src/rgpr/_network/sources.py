@@ -19,7 +19,7 @@ image or words, and stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from .batches import refuse_packed, taken_of
 from .checks import network_dtype_device
 from .targets import check_words, in_array
 
-__all__ = ["Batches", "as_batches", "check_columns", "check_no_pair", "check_read_again"]
+__all__ = ["Batches", "as_batches", "check_no_pair", "check_read_again"]
 
 # The fixed cost of a call, about a millisecond, is then small beside its work.
 _MOST_ROWS = 1024
@@ -163,27 +163,6 @@ def _pair_in_list(x: Tensor, y: Tensor) -> TypeError:
         f"{tuple(y.shape)}, {x.dtype} and {y.dtype}. If these are inputs and their targets, pass "
         "[(X, Y)], or X and Y as two arguments; if both are inputs, pass torch.cat([a, b]) or "
         "[(a, None), (b, None)]"
-    )
-
-
-def check_columns(data: Iterable[Any], fitted: Sequence[str] | None) -> None:
-    """Refuse a frame whose columns are not those of the frame that the model was fitted on.
-
-    Raises:
-        ValueError: The message names the columns that differ.
-    """
-    columns = data.columns if isinstance(data, Batches) else None
-    if fitted is None or columns is None or tuple(columns) == tuple(fitted):
-        return
-    lacking = [name for name in fitted if name not in columns]
-    new = [name for name in columns if name not in fitted]
-    if lacking or new:
-        differ = f"it lacks {lacking} and has {new} besides"
-    else:
-        differ = f"they are in another order, {list(columns)}"
-    raise ValueError(
-        f"the frame's columns are not those that the model was fitted on: {differ}. Pass "
-        f"frame[{list(fitted)}]"
     )
 
 

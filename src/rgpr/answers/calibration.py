@@ -81,9 +81,14 @@ class Calibration:
             lines.append(f"temperature         {before} -> {after}")
         if self.onset is not None:
             before, after = (f"{share:.1%}" for share in self.onset)
-            lines.append(f"exactly the base's  {before} -> {after} of these examples")
-            changed = "unchanged" if self.slope == 1 else f"x {self.slope:.3g}"
-            lines.append(f"variance beyond     {changed}")
+            lines.append(
+                f"exactly the base's  the answers of {after} of these examples, of {before} before"
+            )
+            faster = "as fast" if self.slope == 1 else f"{self.slope:.3g} times as fast"
+            lines.append(
+                f"stranger inputs     are made less sure; the variance for that grows {faster} as "
+                "fit left it"
+            )
         return "\n".join([*lines, *(f"! {warning}" for warning in self.warnings)])
 
 

@@ -52,7 +52,7 @@ class Explanation:
     def __str__(self) -> str:
         width = max(8, *map(len, self.layers))
         head = "  ".join(f"{layer:>{width}}" for layer in self.layers)
-        lines = [f"{'row':>5}  {'score':>8}  {'confidence':>10}  {'v(x)':>10}  {head}"]
+        lines = [f"{'row':>5}  {'score':>8}  {'confidence':>10}  {'variance':>10}  {head}"]
         confidences = [None] * len(self.variance)
         if self.confidence is not None:
             confidences = self.confidence.tolist()
@@ -67,10 +67,13 @@ class Explanation:
             parts = "  ".join(f"{distance:>{width}.3g}" for distance in distances)
             shown = "-" if confidence is None else f"{confidence:.3f}"
             lines.append(f"{number:>5}  {strange:>8.2f}  {shown:>10}  {total:>10.3g}  {parts}")
-        lines.append(
-            "columns of layers: the cube of the distance from the data, in units of its median at "
-            "the data"
-        )
+        lines += [
+            "score: how strange the input is; the higher, the stranger",
+            "variance: what is added to that of each output; 0 leaves the base's answer as it is",
+            "columns of layers: how far from the training data this layer finds the input. 1 is "
+            "the median of the training data, 8 twice as far, 1000 ten times as far (distances "
+            "cubed)",
+        ]
         return "\n".join(lines)
 
 

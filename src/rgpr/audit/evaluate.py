@@ -17,13 +17,25 @@ from ..model import RGPR
 from . import plots
 from .passes import OURS, Answers, Subject, read
 
-__all__ = ["Evaluation", "evaluate", "measure", "named", "share", "subject_of", "summary"]
+__all__ = [
+    "DETECTION",
+    "Evaluation",
+    "evaluate",
+    "measure",
+    "named",
+    "share",
+    "subject_of",
+    "summary",
+]
 
 # Points of a risk-coverage curve that are kept.
 _POINTS = 200
 # A wrong answer above this confidence is one that nobody would have looked at again.
 _SURE = 0.9
-_DETECTION = ("fpr95", "fpr95 OpenOOD", "auroc", "aupr in", "aupr out")
+# The 95 % quantile of Kolmogorov's distribution.
+_KOLMOGOROV = 1.358
+# Metrics of detection, in the order in which tables show them.
+DETECTION = ("auroc", "fpr95", "fpr95 OpenOOD", "aupr in", "aupr out")
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,7 +53,8 @@ class Evaluation:
             ``fpr95 OpenOOD`` is the share of the data refused where 95 % of outliers are.
         alarms: Of a calibrated model on the test data: the level ``alpha``, the share of
             ``false alarms`` at it, and ``gap``, the largest distance between the share of p-values
-            below a level and that level, which is zero for uniform p-values.
+            below a level and that level, over all levels. If the test data are like the held-out
+            data, it is at most ``gap by chance`` in 19 of 20 cases.
         flagged: By set of outliers, the share that is flagged at ``alpha``.
         reliability: By method, rows of mean confidence, accuracy and count of equal bins.
         risk: By method, the share of errors among the most confident answers, at even coverages.
@@ -99,11 +112,7 @@ class Evaluation:
     def __str__(self) -> str:
         parts = [self._answers_text()] if self.answers else []
         if self.alarms:
-            parts.append(
-                f"{100 * self.alarms['false alarms']:.1f} % of the test data are flagged at "
-                f"alpha = {self.alarms['alpha']:g}; the p-values are within "
-                f"{self.alarms['gap']:.3f} of uniform"
-            )
+            parts.append(self._alarms_text())
         parts += [self._detection_text(name) for name in self.detection]
         return "\n\n".join(parts)
 
@@ -118,11 +127,23 @@ class Evaluation:
         ]
         return aligned([head, *rows])
 
+    def _alarms_text(self) -> str:
+        alpha, gap, chance = (self.alarms[name] for name in ("alpha", "gap", "gap by chance"))
+        verdict = "so these test data look like the held-out data"
+        if gap > chance:
+            verdict = "so these test data are probably not like the held-out data"
+        return (
+            f"{100 * self.alarms['false alarms']:.1f} % of the test data are flagged at alpha = "
+            f"{alpha:g}; of data like the held-out data about {100 * alpha:g} % are.\n"
+            f"At no level is the share of flagged inputs further than {gap:.3f} from that level. "
+            f"By chance alone it stays within {chance:.3f} in 19 of 20 cases,\n{verdict}."
+        )
+
     def _detection_text(self, name: str) -> str:
         flagged = f", {100 * self.flagged[name]:.1f} % flagged" if name in self.flagged else ""
-        head = [f"{name} ({self.counts[name]}{flagged})", *_DETECTION]
+        head = [f"{name} ({self.counts[name]}{flagged})", *DETECTION]
         rows = [
-            [method, *(f"{100 * values[metric]:.1f}" for metric in _DETECTION)]
+            [method, *(f"{100 * values[metric]:.1f}" for metric in DETECTION)]
             for method, values in self.detection[name].items()
         ]
         return aligned([head, *rows])
@@ -166,7 +187,8 @@ def evaluate(
         True
     """
     sets = {"test": test, **named(outliers)}
-    return summary(measure(subject_of(model, detectors), model, sets, progress), alpha)
+    subject = subject_of(model, detectors)
+    return summary(subject, measure(subject, model, sets, progress), alpha)
 
 
 def subject_of(model: RGPR, detectors: Mapping[str, Any] | None = None) -> Subject:
@@ -206,11 +228,13 @@ def measure(
     return found
 
 
-def summary(sets: Mapping[str, Answers], alpha: float) -> Evaluation:
+def summary(subject: Subject, sets: Mapping[str, Answers], alpha: float) -> Evaluation:
     """The metrics of what was measured, the test data first."""
     data, *_ = sets.values()
     outliers = {name: each for name, each in sets.items() if each is not data}
-    levels = {} if not len(data.p_value) else _alarms(data, alpha)
+    levels = {}
+    if subject.references is not None and len(data.p_value):
+        levels = _alarms(data.p_value, len(subject.references), alpha)
     return Evaluation(
         answers={method: _grades(data, method) for method in data.sums},
         detection={name: _detection(data, each) for name, each in outliers.items()},
@@ -277,8 +301,12 @@ def share(p_value: Tensor, alpha: float) -> float:
     return (~(p_value > alpha)).double().mean().item()
 
 
-def _alarms(data: Answers, alpha: float) -> dict[str, float]:
-    p = data.p_value.nan_to_num(0.0).sort().values
+def _alarms(p_value: Tensor, references: int, alpha: float) -> dict[str, float]:
+    p = p_value.nan_to_num(0.0).sort().values
     steps = torch.arange(1, len(p) + 1, dtype=torch.float64) / len(p)
     gap = torch.maximum((steps - p).abs(), (steps - 1 / len(p) - p).abs()).max().item()
-    return {"alpha": alpha, "false alarms": share(data.p_value, alpha), "gap": gap}
+    # P-values are ranks among the references, so the gap is the distance between two samples: the
+    # 95 % quantile is that of Kolmogorov and Smirnov, and a rank is one reference above its share.
+    chance = _KOLMOGOROV * (1 / len(p) + 1 / references) ** 0.5 + 1 / (references + 1)
+    alarms = share(p_value, alpha)
+    return {"alpha": alpha, "false alarms": alarms, "gap": gap, "gap by chance": chance}

@@ -24,12 +24,9 @@ from .._network.loaders import inputs, on_device
 from .._network.table import table_of
 from ..model import RGPR
 from . import findings
-from .evaluate import Evaluation, measure, named, subject_of, summary
-from .passes import Subject
+from .evaluate import DETECTION, Evaluation, measure, named, subject_of, summary
 
 __all__ = ["Report", "audit"]
-
-_DETECTION = ("auroc", "fpr95", "fpr95 OpenOOD", "aupr in", "aupr out")
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ def audit(
     made = findings.made_outliers(x) if isinstance(x, Tensor) and x.is_floating_point() else {}
     sets = {"test": test, **made, **outliers}
     measured = measure(subject, model, sets, progress)
-    evaluation = summary(measured, 0.05)
+    evaluation = summary(subject, measured, 0.05)
     few: Any = x[:256] if isinstance(x, Tensor) else x
     shown = {"test data": findings.examples(model, model._data(test))}
     for name, data in outliers.items():
@@ -94,8 +91,8 @@ def audit(
     html = _template().render(
         title=title or type(network).__name__,
         evaluation=evaluation,
-        detection=_DETECTION,
-        about=_about(model, subject),
+        detection=DETECTION,
+        about=_about(model),
         layers=_layers(model, few),
         charts=findings.charts(evaluation, subject, model, few),
         thresholds=findings.thresholds(subject, measured),
@@ -123,21 +120,15 @@ def _template() -> Any:
     return environment.get_template("report.html")
 
 
-def _about(model: RGPR, subject: Subject) -> dict[str, str]:
+def _about(model: RGPR) -> dict[str, str]:
     """What the model is, as pairs of words."""
     network = model.posterior.network
     weights = sum(p.numel() for p in network.parameters())
-    fitted = "" if model._fit_count is None else f"{int(model._fit_count)} training inputs"
-    references = subject.references
-    calibrated = "not yet" if references is None else f"{len(references)} held-out inputs"
-    if references is not None and model._label_scores is None:
-        calibrated += ", without labels"
     return {
         "network": f"{type(network).__name__} with {weights:,} parameters",
         "base": type(model.posterior).__name__,
         "likelihood": model.likelihood,
-        "fitted on": fitted,
-        "calibrated on": calibrated,
+        **{"fitted on": "", "calibrated on": "not yet", **model._learned_from()},
         "temperature": f"{float(model.temperature):.3g}",
     }
 

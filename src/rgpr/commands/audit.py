@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from .shared import (
     add_data,
     add_network,
     answering,
+    every_warning_shown,
     file_in_a_folder,
     read_data,
 )
@@ -105,10 +105,9 @@ def _model(options: argparse.Namespace, show: bool) -> tuple[RGPR, list[str]]:
     lines = [f"fitted on {train.about}"]
     if options.val is not None:
         val = _batches(options, options.val, model)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the report says the same
-            found = model.calibrate(val, progress=show)
-        lines += [f"calibrated on {val.data.about}", *(f"note: {w}" for w in found.warnings)]
+        with every_warning_shown():
+            model.calibrate(val, progress=show)
+        lines += [f"calibrated on {val.data.about}"]
     return model, lines
 
 

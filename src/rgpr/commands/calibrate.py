@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from .shared import (
     add_data,
     add_network,
     answering,
+    every_warning_shown,
     file_in_a_folder,
     read_data,
 )
@@ -63,9 +63,7 @@ def _run(options: argparse.Namespace) -> Answer:
     takes = from_model(model, Levels())
     data = read_data(options, options.val, takes.dtype, takes.shape)
     check_classes(model, data)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="rgpr")  # the report says the same
-        warnings.filterwarnings("ignore", category=UserWarning)
+    with every_warning_shown():
         report = model.calibrate(
             data.batches(takes.columns),
             max_nll_increase=options.max_nll_increase,
@@ -74,7 +72,8 @@ def _run(options: argparse.Namespace) -> Answer:
     model.save(options.out)
     lines = [
         data.about,
-        *str(report).splitlines(),
+        # Warnings stand on stderr, so that a pipe gets the answer alone.
+        *str(dataclasses.replace(report, warnings=[])).splitlines(),
         *(f"left out: {line}" for line in data.skipped),
         f"wrote {options.out}",
     ]

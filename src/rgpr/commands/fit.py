@@ -80,8 +80,10 @@ def fitted(options: argparse.Namespace) -> tuple[RGPR, Data]:
     try:
         model.fit(data.batches(), progress=not options.no_progress)
     except RuntimeError as error:
-        asks = "" if data.columns is None else "; if one column is the target, name it by --target"
-        raise RuntimeError(f"{data.about}: {error}{asks}") from error
+        asks = ""
+        if data.columns is not None and not data.source.labelled:
+            asks = "If one of these columns holds the targets, name it by --target NAME. Else: "
+        raise RuntimeError(f"{data.about}. {asks}{error}") from error
     return model, data
 
 

@@ -9,6 +9,13 @@ from typing import Any
 from .base import Command, register_command
 from .shared import Answer, add_common, answering
 
+# How the variance that is added far from the data comes about, by its name in the file.
+_RESIDUALS = {
+    "onset": "onset: inputs like the training data are answered as by the base; farther out "
+    "variance is added",
+    "sum": "sum: the paper's, which adds a little variance at the training data too",
+}
+
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="a .safetensors or .pt2 file")
@@ -26,9 +33,10 @@ def _run(options: argparse.Namespace) -> Answer:
         "bytes": path.stat().st_size,
         "read_by": f"rgpr {__version__}, torch {torch.__version__}",
     }
+    words = found | _in_words(found)
     lines = [
         f"{name.replace('_', ' '):14}{_shown(value)}"
-        for name, value in found.items()
+        for name, value in words.items()
         if value is not None
     ]
     return Answer([str(path), *lines], {"file": path, **found})
@@ -77,6 +85,22 @@ def _of_program(path: Path) -> dict[str, Any]:
         "calibrated_on": found["references"] or 0,
         "exported_by": f"torch {found['torch']}",
     }
+
+
+def _in_words(found: dict[str, Any]) -> dict[str, str]:
+    """What a reader who does not know the library's words needs explained."""
+    from ..posteriors import Posterior
+    from ..saving.container import FORMAT
+
+    words = {}
+    if "base" in found:
+        about = (getattr(Posterior.kinds.get(found["base"]), "__doc__", None) or "").splitlines()
+        words["base"] = found["base"] + (f": {about[0]}" if about else "")
+    if "residual" in found:
+        words["residual"] = _RESIDUALS[found["residual"]]
+    if "format" in found:
+        words["format"] = f"version {found['format']} of the file's layout; {FORMAT} is the newest"
+    return words
 
 
 def _shown(value: Any) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .base import Command, register_command
 from .shared import (
@@ -16,7 +18,13 @@ from .shared import (
     answering,
     file_in_a_folder,
     read_data,
+    settings_of,
 )
+
+if TYPE_CHECKING:
+    from .._files.inputs.data import Data
+    from ..audit import Monitor
+    from ..audit.monitor.unfinished import Unfinished
 
 ALARM = 3
 
@@ -45,8 +53,25 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--prometheus", type=Path, metavar="FILE", help="write the text that Prometheus reads"
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a picture, as .png or .svg")
+    parser.add_argument(
+        "--save-every",
+        type=_seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="how often to keep what is read, and what a kill loses at most (default: 30)",
+    )
     add_data(parser)
     add_common(parser)
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}': expected a number of seconds, such as 30")
+    return found
 
 
 def _run(options: argparse.Namespace) -> Answer:
@@ -55,6 +80,7 @@ def _run(options: argparse.Namespace) -> Answer:
     from .._files.networks.networks import model as load_model
     from .._files.outputs.answers import Levels, from_model
     from ..audit import Monitor
+    from ..audit.monitor.unfinished import Unfinished
 
     for path in (options.state, options.log, options.prometheus, options.plot):
         if path is not None:
@@ -63,6 +89,8 @@ def _run(options: argparse.Namespace) -> Answer:
     takes = from_model(model, Levels())
     data = read_data(options, options.data, takes.dtype, takes.shape)
     data.check_columns(takes.columns)
+    settings = settings_of(options, "on_error", "log", "prometheus", "plot", "save_every", "state")
+    unfinished = Unfinished(options.state, settings, options.save_every)
     if options.state.exists():
         monitor = Monitor.load(options.state, model)
         if options.alpha not in (None, monitor.alpha):
@@ -73,11 +101,12 @@ def _run(options: argparse.Namespace) -> Answer:
     else:
         monitor = Monitor(model, 0.01 if options.alpha is None else options.alpha)
     before, alarmed = monitor.count, monitor.alarm
-    for batch in data:
-        x = batch[0] if isinstance(batch, tuple) else batch
-        monitor.update(x.to(model._device))
-    # The state is written first and once: a run that is killed before counts as not made.
+    monitor = unfinished.taken_up(model) or monitor
+    taken_up = unfinished.rows
+    _read(monitor, data, unfinished)
+    # The state first: it says that the run is made, and what follows can be made again from it.
     monitor.save(options.state)
+    unfinished.finish()
     line = monitor.to_json_line()
     if options.log is not None:
         with options.log.open("a", encoding="utf-8") as log:
@@ -90,14 +119,35 @@ def _run(options: argparse.Namespace) -> Answer:
     told = json.loads(line)
     lines = [
         data.about,
+        *([f"went on behind {taken_up} rows of an earlier run"] if taken_up else []),
         f"read {monitor.count - before} inputs, {monitor.count} in all",
         repr(monitor),
         f"wrote {options.state}",
     ]
     new = monitor.alarm and not alarmed
     return Answer(
-        lines, {**told, "state": options.state, "new": new}, ALARM if monitor.alarm else 0
+        lines,
+        {**told, "state": options.state, "new": new, "taken_up": taken_up},
+        ALARM if monitor.alarm else 0,
     )
+
+
+def _read(monitor: Monitor, data: Data, unfinished: Unfinished) -> None:
+    """Read the rows that are not read yet; what is read is kept if anything stops it."""
+    device, whole = monitor.model._device, True
+    try:
+        for piece in data.pieces(unfinished.rows):
+            new = False
+            if len(piece.x):
+                scores = monitor._scores(piece.x.to(device))
+                whole = False
+                new = monitor.update_scores(*scores).new
+            unfinished.read(monitor, len(piece.x) + len(piece.skipped), now=new)
+            whole = True
+    except BaseException:
+        if whole and unfinished.rows:  # stopped between two batches, and not inside an update
+            unfinished.write(monitor)
+        raise
 
 
 register_command(
@@ -108,7 +158,9 @@ register_command(
         answering(_run),
         "Read new inputs in their order, and say whether they are still like the validation data.\n"
         "Run it for every new file with the same --state: the chance of ever raising a false\n"
-        "alarm is at most alpha, however long this goes on. A run that is killed changes nothing.\n"
+        "alarm is at most alpha, however long this goes on. A run that was interrupted or killed\n"
+        "goes on where it was when the same command is started again, and gives the same. Until\n"
+        "then FILE.part beside the state holds what was read, and the state is as it was before.\n"
         f"The exit code is {ALARM} once there is an alarm." + CODE,
         "rgpr monitor m.safetensors monday.parquet --model nets:digits --state watch.safetensors\n"
         "rgpr monitor m.safetensors tuesday.parquet --model nets:digits --state watch.safetensors",

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from .base import Command, register_command
-from .shared import CODE, Answer, add_common, add_data, add_network, answering, count, read_data
+from .shared import (
+    CODE,
+    Answer,
+    add_common,
+    add_data,
+    add_network,
+    answering,
+    count,
+    read_data,
+    settings_of,
+)
 
 _FORMS = (".parquet", ".csv", ".npz")
 _AGAIN = """
@@ -79,7 +88,7 @@ def _run(options: argparse.Namespace) -> Answer:
     takes = opened(options.file, options.model, options.device, levels)
     data: Data = read_data(options, options.data, takes.dtype, takes.shape)
     data.check_columns(takes.columns)
-    parts = Parts(options.out, _settings(options), restart=options.restart)
+    parts = Parts(options.out, settings_of(options, "restart", "out"), restart=options.restart)
     stream = Stream(
         data,
         takes.of,
@@ -112,24 +121,6 @@ def _run(options: argparse.Namespace) -> Answer:
         "skipped": done.skipped,
     }
     return Answer([*lines, f"wrote {options.out}"], report)
-
-
-def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """All that the answers depend on; the code that is named, by its name alone."""
-    import torch
-
-    from .. import __version__
-    from .._files.outputs.parts import fingerprint
-
-    # These change nothing in the file.
-    silent = ("json", "no_progress", "traceback", "restart", "version", "print_completion", "out")
-    found = {name: value for name, value in vars(options).items() if name not in silent}
-    for name in ("file", "data"):
-        path = found[name]
-        if not path.exists():
-            raise FileNotFoundError(f"no file or folder {path}")
-        found[name] = f"{path.resolve()} ({fingerprint(path)})"
-    return {**found, "rgpr": __version__, "torch": str(torch.__version__)}
 
 
 register_command(

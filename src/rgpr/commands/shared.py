@@ -9,7 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +29,10 @@ __all__ = [
     "add_network",
     "answering",
     "count",
+    "every_warning_shown",
     "file_in_a_folder",
     "read_data",
+    "settings_of",
     "words",
 ]
 
@@ -61,8 +63,10 @@ def answering(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse
 
     def whole(options: argparse.Namespace) -> int:
         name = f"rgpr {options.command}"
+        # A user's own code may print; with --json nothing but JSON belongs on stdout.
+        aside = redirect_stdout(sys.stderr) if options.json else nullcontext()
         try:
-            with _warnings_as_lines(name):
+            with _warnings_as_lines(name), aside:
                 answer = run(options)
         except (ValueError, TypeError, RuntimeError, OSError, KeyError) as error:
             if options.traceback:
@@ -90,6 +94,14 @@ def _warnings_as_lines(name: str) -> Iterator[None]:
             print(f"{name}: warning: {message}", file=sys.stderr)
 
         warnings.showwarning = show
+        yield
+
+
+@contextmanager
+def every_warning_shown() -> Iterator[None]:
+    """Let no filter hide what the library warns of: a line on stderr is all that is said of it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", category=UserWarning, module="rgpr")
         yield
 
 
@@ -207,6 +219,33 @@ def read_data(
         on_error=options.on_error,
         preprocess=None if prepare is None else named(prepare, "--preprocess"),
     )
+
+
+def settings_of(options: argparse.Namespace, *silent: str) -> dict[str, Any]:
+    """All that the answers of a command over a model and data depend on, for JSON.
+
+    Code that is named stands there by its name alone.
+
+    Args:
+        options: With the model as ``file`` and the data as ``data``.
+        silent: Names of options that change nothing, beside those of :func:`add_common`.
+
+    Raises:
+        FileNotFoundError: The model or the data are not there.
+    """
+    import torch
+
+    from .. import __version__
+    from .._files.outputs.parts import fingerprint
+
+    silent = (*silent, "json", "no_progress", "traceback", "version", "print_completion")
+    found = {name: value for name, value in vars(options).items() if name not in silent}
+    for name in ("file", "data"):
+        path = found[name]
+        if not path.exists():
+            raise FileNotFoundError(f"no file or folder {path}")
+        found[name] = f"{path.resolve()} ({fingerprint(path)})"
+    return {**found, "rgpr": __version__, "torch": str(torch.__version__)}
 
 
 def file_in_a_folder(path: Path) -> None:

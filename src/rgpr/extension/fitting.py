@@ -26,6 +26,7 @@ from .._network.representation import INPUT, Representation, parse_layer
 from .._network.reservoir import Reservoir
 from .._network.running import capture, evaluating
 from .._network.sources import check_no_pair
+from .._network.trace import Trace
 from ..likelihoods import Likelihood
 from ..posteriors import Posterior
 from ..posteriors.gaussian import Gaussian
@@ -64,12 +65,19 @@ class Plan:
     r: float = 1.0
     source: str | None = None
 
-    def choose(self, x: batches.Batch) -> list[Representation]:
-        """The representations that are read, the input first."""
-        first, *others = self.posterior.choose_layers(self.choice, x)
-        if self.source is not None:
+    def choose(self, x: batches.Batch, seen: Trace | None = None) -> list[Representation]:
+        """The representations that are read, the input first.
+
+        Args:
+            x: Inputs.
+            seen: What the posterior's ``look`` gave for them, if it was called already.
+        """
+        if seen is None and self.source is not None:
+            seen = self.posterior.look(x)
+        first, *others = self.posterior.choose_layers(self.choice, x, seen)
+        if seen is not None and self.source is not None:
             network = self.posterior.network
-            first, module = stand_in(network, self.source, x), network.get_submodule(self.source)
+            first, module = stand_in(seen, self.source), network.get_submodule(self.source)
             for each in others.copy():
                 name, number, goes_in = parse_layer(each.name)
                 # What stands in for the input is no other layer, by none of its names.
@@ -97,6 +105,8 @@ class Fitted:
         residual: The residual.
         keys: Keys of the sample of training inputs, see :func:`rgpr._network.reservoir.row_keys`.
         count: How many training inputs there were.
+        outputs: How many outputs the base has.
+        labelled: Whether any batch had targets.
     """
 
     layers: list[Representation]
@@ -104,6 +114,8 @@ class Fitted:
     residual: Residual
     keys: Tensor
     count: int
+    outputs: int
+    labelled: bool
 
 
 def fit(plan: Plan, train_loader: Iterable[Any], progress: bool) -> Fitted:
@@ -127,7 +139,9 @@ def fit(plan: Plan, train_loader: Iterable[Any], progress: bool) -> Fitted:
         set_paper_scales(residual, sample)
     else:
         set_onset(residual, sample, collectors, probe.seen)
-    return Fitted(layers, seen.shape, residual, keys, probe.seen)
+    return Fitted(
+        layers, seen.shape, residual, keys, probe.seen, seen.outputs, True in seen.labelled
+    )
 
 
 # -- the pass ------------------------------------------------------------------------------------
@@ -149,6 +163,8 @@ class _Pass:
         form: The form of a batch of inputs.
         probe: A sample of the inputs, with labels or -1.
         largest: Size of the largest batch.
+        outputs: The number of the base's outputs.
+        labelled: Whether batches had targets: ``True``, ``False``, or both if they differ.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -161,7 +177,8 @@ class _Pass:
         self.shape: batches.Shape = torch.Size()
         self.form: Form = None
         self.probe = Reservoir(_PROBE)
-        self.largest = self._unseen = self._outputs = self._classes = 0
+        self.largest = self.outputs = self._unseen = self._classes = 0
+        self.labelled: set[bool] = set()
 
     @classmethod
     def of_shards(cls, plan: Plan, shards: Sequence[dict[str, Any]]) -> _Pass:
@@ -172,6 +189,8 @@ class _Pass:
                 merged._start(shard["layers"], shard["shape"], shard["form"])
                 merged.probe.merge(shard["probe"])
                 merged.largest = max(merged.largest, shard["batch"])
+                merged.outputs = shard["outputs"]
+                merged.labelled |= shard["labelled"]
                 for collector, state in zip(merged.collectors, shard["collectors"], strict=True):
                     collector.merge(state)
         return merged
@@ -179,7 +198,6 @@ class _Pass:
     def over(self, train_loader: Iterable[Any], progress: bool) -> dict[str, Any]:
         """Take in all batches; with several processes, give what the shards are merged by."""
         network, number = self._plan.posterior.network, 0
-        labelled: set[bool] = set()
         look = {"values": not self._waits, "measured": self._plan.source is None}
         with evaluating(network):
             for number, (batch, target) in enumerate(
@@ -198,9 +216,9 @@ class _Pass:
                     raise RuntimeError(
                         f"the network cannot run on inputs of shape {_shape_of(x)}: {error}"
                     ) from error
-                labelled.add(target is not None)
+                self.labelled.add(target is not None)
                 if self._classes == 1:
-                    check_no_pair(train_loader, self._outputs)
+                    check_no_pair(train_loader, self.outputs)
                 if classes is None:
                     classes = torch.full((len(like),), -1)
                 # A loader's rows are looked at where they are, while a GPU is at work.
@@ -211,7 +229,7 @@ class _Pass:
                     self._check_sums(number)
         if self.collectors:
             self._check_sums(number)
-        if len(labelled) > 1 and self._classes > 1:
+        if len(self.labelled) > 1 and self._classes > 1:
             warnings.warn(
                 "some batches have targets and others have none; where there is none, the "
                 "network's own predictions are taken. Yield (x, y) from all batches, or x alone",
@@ -226,6 +244,8 @@ class _Pass:
             "collectors": [collector.state for collector in self.collectors],
             "probe": self.probe.state,
             "batch": self.largest,
+            "outputs": self.outputs,
+            "labelled": self.labelled,
         }
 
     def _start(self, layers: list[Representation], shape: batches.Shape, form: Form) -> None:
@@ -264,11 +284,11 @@ class _Pass:
             mask.warn_of(lengths)
         rows = len(x) if form is None else batches.rows_of(x)
         if first:
-            self._outputs = self._checked_outputs(output, x)
+            self.outputs = self._checked_outputs(output, x)
         if target is not None:
-            target = likelihood.target(target, (rows, self._outputs), number)
+            target = likelihood.target(target, (rows, self.outputs), number)
         if first:
-            self._classes = likelihood.classes(self._outputs)
+            self._classes = likelihood.classes(self.outputs)
         classes = target if self._classes > 1 else None
         if any(collector.needs_classes for collector in self.collectors):
             y, count = self._classes_of(classes, output, x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
@@ -105,14 +106,33 @@ class Posterior(StableBuffers):
         """
         return None
 
-    def choose_layers(self, choice: LayerChoice, x: Batch) -> list[Representation]:
-        """The representations that ``choice`` stands for, the input first."""
-        return choose_of(self.look(x), choice)
+    def choose_layers(
+        self, choice: LayerChoice, x: Batch, seen: Trace | None = None
+    ) -> list[Representation]:
+        """The representations that ``choice`` stands for, the input first.
+
+        Args:
+            choice: What a user gave as ``layers``.
+            x: Inputs.
+            seen: What :meth:`look` gave for them, if it was called already.
+        """
+        return choose_of(seen or self.look(x), choice)
 
     def look(self, x: Batch) -> Trace:
         """What runs inside the network on a few of these inputs, and which layer is the head."""
         with returning(self.network, self.output):
             return trace(self.network, few(x))
+
+    def taking(self, output: Output) -> Self:
+        """This posterior over another part of what its network returns; this one stays as it is.
+
+        The two share the network and all tensors, so that moving one to a GPU moves both.
+        """
+        other = copy.copy(self)
+        # The table of modules is the copy's own: a module that is replaced in it stays here.
+        other._modules = dict(self._modules)
+        other.output = output
+        return other
 
     def own_tensors(self) -> dict[str, Tensor]:
         """What is saved beside the network's own state."""

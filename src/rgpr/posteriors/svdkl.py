@@ -32,6 +32,7 @@ from .._network.moments import Moments
 from .._network.representation import Representation
 from .._network.running import evaluating, plain_module
 from .._network.sources import as_batches, check_read_again
+from .._network.trace import Trace
 from ..residual.coordinates import Standardizer
 from .base import THROUGH_ANOTHER_LIBRARY, Posterior
 from .gaussian import DiagonalGaussian, Gaussian
@@ -186,8 +187,10 @@ class SVDKL(Posterior):
             mean, variance = self.gps(self.standardizer(features.double()))
         return DiagonalGaussian(mean.to(features.dtype), variance)
 
-    def choose_layers(self, choice: LayerChoice, x: Inputs) -> list[Representation]:
-        return choose_of(self.look(x), choice, keep_last=True)
+    def choose_layers(
+        self, choice: LayerChoice, x: Inputs, seen: Trace | None = None
+    ) -> list[Representation]:
+        return choose_of(seen or self.look(x), choice, keep_last=True)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from .._backend.precision import full_precision
 from .._network.batches import Batch
 from .._network.layers import LayerChoice
 from .._network.representation import INPUT, Representation
+from .._network.trace import Trace
 from .._progress import bar
 from .base import THROUGH_ANOTHER_LIBRARY, Posterior
 from .gaussian import DiagonalGaussian, Gaussian
@@ -134,7 +135,9 @@ class SVGP(Posterior):
         # Rounding can make a variance near zero negative.
         return DiagonalGaussian(mean, variance.clamp_min(0))
 
-    def choose_layers(self, choice: LayerChoice, x: Batch) -> list[Representation]:
+    def choose_layers(
+        self, choice: LayerChoice, x: Batch, seen: Trace | None = None
+    ) -> list[Representation]:
         if choice not in ("auto", INPUT, [INPUT], (INPUT,)):
             raise ValueError(
                 f"layers={choice!r}, but a gpytorch model has no layers to read; leave it at "

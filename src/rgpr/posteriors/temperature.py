@@ -8,6 +8,7 @@ predictive.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
@@ -23,6 +24,7 @@ from .._network.outputs import Output
 from .._network.representation import Representation
 from .._network.running import evaluating
 from .._network.sources import as_batches
+from .._network.trace import Trace
 from ..likelihoods.classification import Classification
 from .base import Posterior, as_posterior
 from .gaussian import DiagonalGaussian, Gaussian, ScaledGaussian
@@ -120,6 +122,12 @@ class Temperature(Posterior):
     def output(self, which: Output) -> None:
         self.base.output = which
 
+    def taking(self, output: Output) -> Self:
+        other = copy.copy(self)
+        other._modules = dict(self._modules)
+        other.base = self.base.taking(output)
+        return other
+
     @property
     def no_graph(self) -> str | None:
         return self.base.no_graph
@@ -131,8 +139,10 @@ class Temperature(Posterior):
     def covariances(self, x: Batch) -> Tensor:
         return self.base.covariances(x) / self.temperature.square()
 
-    def choose_layers(self, choice: LayerChoice, x: Batch) -> list[Representation]:
-        return self.base.choose_layers(choice, x)
+    def choose_layers(
+        self, choice: LayerChoice, x: Batch, seen: Trace | None = None
+    ) -> list[Representation]:
+        return self.base.choose_layers(choice, x, seen)
 
     def own_tensors(self) -> dict[str, Tensor]:
         base = {f"base.{name}": t for name, t in self.base.own_tensors().items()}

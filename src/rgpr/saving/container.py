@@ -43,7 +43,25 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: An
         temporary.touch()
         mode = temporary.stat().st_mode  # as readable as any file of this user; save_file says 0600
         save_file(copies, temporary, metadata=metadata)
+        _order_metadata(temporary)
         temporary.chmod(mode)
+
+
+def _order_metadata(path: Path) -> None:
+    """Sort the metadata in a file's header, which safetensors writes in a random order.
+
+    Equal models then give equal files. The header is the same JSON in another order, so it keeps
+    its length and the tensors behind it stay where they are.
+    """
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        ordered = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(ordered) > length:  # pragma: no cover
+            raise RuntimeError(f"the header of {path} grew from {length} to {len(ordered)} bytes")
+        file.seek(8)
+        file.write(ordered.ljust(length))
 
 
 def _whole(tensor: Tensor) -> Tensor:

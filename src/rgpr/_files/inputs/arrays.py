@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..._backend.precision import at_least_float32
+from ..._text import listed, meant
 from .sources import Piece, Reading, Source, refuse_image_options
 
 __all__ = ["Arrays"]
@@ -35,13 +36,17 @@ class Arrays(Source):
                 key = _first(file, wanted)
                 if key is None:
                     raise ValueError(
-                        f"it has the keys {sorted(file)} and none of {list(wanted)} for the "
-                        "inputs; name one by --columns"
+                        f"it has the keys {listed(sorted(file))} and none of {listed(wanted)} for "
+                        "the inputs; name one by --columns"
                     )
                 self.x = _numbers(file[key], key)
                 y = _first(file, TARGET_KEYS if reading.target is None else (reading.target,))
                 if y is None and reading.target is not None:
-                    raise ValueError(f"it has the keys {sorted(file)} and no '{reading.target}'")
+                    close = meant(reading.target, file) or "."
+                    raise ValueError(
+                        f"no key '{reading.target}' for the targets{close} There are "
+                        f"{listed(sorted(file))}"
+                    )
                 self.y = None if y is None else _targets(_numbers(file[y], y), reading.dtype)
         except (ValueError, OSError, EOFError) as error:
             if "pickle" in str(error):  # numpy's advice is to open it all the same

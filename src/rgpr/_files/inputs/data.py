@@ -21,7 +21,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..._network.sources import Batches, check_columns
+from ..._network.columns import difference
+from ..._network.sources import Batches
+from ..._text import MOST, listed
 from .arrays import Arrays
 from .images import Images
 from .sources import Piece, Reading, Source
@@ -117,16 +119,27 @@ class Data:
 
     def check_columns(self, fitted: Iterable[str] | None) -> None:
         """Refuse a table whose columns are not those that a model was fitted on."""
-        if fitted is None:
+        columns = self.columns
+        if fitted is None or columns is None or columns == tuple(fitted):
             return
-        try:
-            check_columns(_Batches(self), tuple(fitted))
-        except ValueError as error:
-            problem = str(error).removeprefix("the frame's columns").rpartition(" Pass ")[0]
-            raise ValueError(
-                f"{self.path}: the columns{problem} Name the inputs by --columns "
-                f"{','.join(fitted)}, and a target by --target"
-            ) from None
+        fitted = tuple(fitted)
+        new = [name for name in columns if name not in fitted]
+        remedies = []
+        if new and not self.source.labelled:
+            likely = new[0] if len(new) == 1 else "NAME"
+            remedies = [f"pass --target {likely} if that column holds the targets"]
+        if set(fitted) <= set(columns):
+            named = f"NAMES with commas, which are {listed(fitted)}"
+            if len(fitted) <= MOST:
+                named = ",".join(fitted)
+            remedies += [f"name the inputs by --columns {named}"]
+        else:
+            remedies += ["give the columns the names that they had in the data of the fit"]
+        remedy = ", or ".join(remedies)
+        raise ValueError(
+            f"{self.path}: the columns are not those that the model was fitted on: "
+            f"{difference(columns, fitted)}. {remedy[0].upper()}{remedy[1:]}"
+        )
 
 
 class _Batches(Batches):

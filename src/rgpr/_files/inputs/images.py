@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..._text import listed
 from .sources import Piece, Reading, Source
 
 __all__ = ["ENDINGS", "Images"]
@@ -46,8 +47,8 @@ class Images(Source):
         unknown = [name for name in names if name not in classes]
         if unknown:
             raise ValueError(
-                f"{path} has the folders {unknown}, which are not among --classes "
-                f"{','.join(classes)}; rename or remove them, or name all classes"
+                f"{path} has folders that are not among --classes {listed(classes)}: "
+                f"{listed(unknown)}; rename or remove them, or name all classes"
             )
         numbered = [(classes.index(folder.name), folder) for folder in folders]
         inside = [(label, file) for label, folder in numbered for file in _images(folder)]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..._backend.precision import at_least_float32
+from ..._text import listed, meant
 from .sources import Piece, Reading, Source, refuse_image_options
 
 __all__ = ["Table"]
@@ -32,23 +33,29 @@ class Table(Source):
         kinds = self._kinds = {field.name: field.type for field in schema}
         if len(kinds) < len(schema.names):
             twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
-            raise ValueError(f"{path}: the columns {twice} are there more than once; rename them")
+            raise ValueError(
+                f"{path}: these columns are there more than once: {listed(twice)}; rename them"
+            )
         self._target = self._targets(reading.target, kinds)
         left = [name for name in kinds if name not in self._target]
         numbers = [name for name in left if _is_number(kinds[name])]
         self.columns = tuple(numbers if reading.columns is None else reading.columns)
         self._check(kinds, (*self.columns, *self._target))
         if not self.columns:
-            raise ValueError(f"{path}: no column of numbers is left for the inputs: {list(kinds)}")
+            raise ValueError(
+                f"{path}: no column of numbers is left for the inputs; there are {listed(kinds)}"
+            )
         both = [name for name in self.columns if name in self._target]
         if both:
-            raise ValueError(f"{path}: {both} are inputs and targets; give each column one role")
+            raise ValueError(
+                f"{path}: inputs and targets at once are {listed(both)}; give each column one role"
+            )
         self._whole = [name for name in self._target if _is_whole(kinds[name])]
         self.labelled = bool(self._target)
         unused = [name for name in left if name not in self.columns]
         targets = f"target {', '.join(self._target)}" if self._target else "no target"
         self.about = f"{path}: {len(self.columns)} columns as inputs, {targets}" + (
-            f", not used: {', '.join(unused)}" if unused else ""
+            f", not used: {listed(unused)}" if unused else ""
         )
 
     def _targets(self, target: str | None, kinds: dict[str, Any]) -> tuple[str, ...]:
@@ -59,11 +66,15 @@ class Table(Source):
     def _check(self, kinds: dict[str, Any], used: tuple[str, ...]) -> None:
         missing = [name for name in used if name not in kinds]
         if missing:
-            raise ValueError(f"{self.path}: no column {missing}; there are {list(kinds)}")
+            close = meant(missing[0], kinds) or "."
+            raise ValueError(
+                f"{self.path}: no column {listed(map(repr, missing))}{close} There are "
+                f"{listed(kinds)}"
+            )
         words = [f"'{name}' ({kinds[name]})" for name in used if not _is_number(kinds[name])]
         if words:
             raise ValueError(
-                f"{self.path}: no numbers in {', '.join(words)}; encode them as the network was "
+                f"{self.path}: no numbers in {listed(words)}; encode them as the network was "
                 "trained, classes as 0, 1, 2 and so on"
             )
 

@@ -6,6 +6,7 @@ loaded gives the same numbers as one that was never stopped.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,13 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...model import RGPR
 from ...saving.container import read, write
 from .martingale import Martingale
 from .performance import Performance
 from .ranks import Bins
 from .trace import Trace
 
-__all__ = ["Parts", "load", "save"]
+__all__ = ["Parts", "fingerprint", "load", "run_of", "save"]
 
 _KIND = "monitor"
 _BINS = ("edges", "ties", "counts")
@@ -54,8 +56,14 @@ class Parts:
     performance: Performance
 
 
-def save(path: str | os.PathLike[str], parts: Parts) -> None:
-    """Write the parts."""
+def save(path: str | os.PathLike[str], parts: Parts, run: Mapping[str, Any] | None = None) -> None:
+    """Write the parts.
+
+    Args:
+        path: The file.
+        parts: The parts.
+        run: What is to be known of a run that is not finished, for JSON; see :func:`run_of`.
+    """
     arrays: dict[str, NDArray[Any]] = {
         "trace": parts.trace.points,
         "performance": parts.performance.sums,
@@ -74,7 +82,21 @@ def save(path: str | os.PathLike[str], parts: Parts) -> None:
         "window": parts.performance.window,
     }
     tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
-    write(path, tensors, about)
+    write(path, tensors, about if run is None else {**about, "run": run})
+
+
+def fingerprint(model: RGPR) -> str:
+    """What tells this model and its calibration from others: its references and what it reads."""
+    references = model._reference_scores().detach().cpu().double().numpy()
+    named = "\n".join(model.layers).encode()
+    return hashlib.sha256(named + references.tobytes()).hexdigest()
+
+
+def run_of(path: str | os.PathLike[str]) -> Mapping[str, Any] | None:
+    """What :func:`save` got as ``run``; ``None`` for any other file."""
+    about = read(path)[1]
+    run = about.get("run") if isinstance(about, Mapping) else None
+    return run if isinstance(run, Mapping) else None
 
 
 def load(path: str | os.PathLike[str], model: str) -> Parts:

@@ -20,7 +20,6 @@ the chance of breaking one of the two is at most :math:`2 \alpha`.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from typing import Any
@@ -136,10 +135,15 @@ class Monitor:
             x: What ``model.score`` takes.
             at: When they came, such as ``time.time()``, for :attr:`since_time`.
         """
+        return self.update_scores(*self._scores(x), at=at)
+
+    @torch.no_grad()
+    def _scores(self, x: Batch) -> tuple[Tensor, Tensor | None]:
+        """What :meth:`update_scores` takes for these inputs; the monitor stays as it is."""
         if not self.layer_names:
-            return self.update_scores(self.model.score(x), at=at)
+            return self.model.score(x), None
         explained = self.model.explain(x)
-        return self.update_scores(explained.score, explained.strangeness, at=at)
+        return explained.score, explained.strangeness
 
     def update_scores(
         self, scores: Any, strangeness: Any = None, *, at: float | None = None
@@ -246,6 +250,7 @@ class Monitor:
             since_time=self.since_time,
             drifted=tuple(layer.name for layer in self.layers if layer.drifted),
             nans=self.nans,
+            alpha=self.alpha,
         )
 
     def __repr__(self) -> str:
@@ -298,7 +303,7 @@ class Monitor:
 
     def to_json_line(self) -> str:
         """Where the monitor stands as one line of JSON, without a line break."""
-        about = {"alpha": self.alpha, "performance": self._last_performance()}
+        about = {"performance": self._last_performance()}
         return outlets.json_line(self._report(), about, self.layers)
 
     def prometheus(self, **labels: str) -> str:
@@ -348,18 +353,21 @@ class Monitor:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all of the monitor but the model into one safetensors file, atomically."""
-        parts = files.Parts(
+        files.save(path, self._parts())
+
+    def _parts(self) -> files.Parts:
+        """All of the monitor but the model."""
+        return files.Parts(
             self.alpha,
             self.nans,
             self.layer_names,
-            _fingerprint(self.model),
+            files.fingerprint(self.model),
             self._generator,
             self._bins,
             self._martingale,
             self._trace,
             self._performance,
         )
-        files.save(path, parts)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: RGPR) -> Monitor:
@@ -373,7 +381,7 @@ class Monitor:
             FileNotFoundError: There is no such file.
             ValueError: The file is damaged, no monitor's, or of another model.
         """
-        parts = files.load(path, _fingerprint(model))
+        parts = files.load(path, files.fingerprint(model))
         monitor = cls.__new__(cls)
         monitor.model, monitor.alpha, monitor.nans = model, parts.alpha, parts.nans
         monitor.layer_names, monitor._generator = parts.layers, parts.generator
@@ -387,10 +395,3 @@ def _numbers(values: Any) -> Array:
     if isinstance(values, Tensor):
         values = values.detach().cpu().double().numpy()
     return np.asarray(values, dtype=np.float64)
-
-
-def _fingerprint(model: RGPR) -> str:
-    """What tells this model and its calibration from others: its references and what it reads."""
-    references = _numbers(model._reference_scores())
-    named = "\n".join(model.layers).encode()
-    return hashlib.sha256(named + references.tobytes()).hexdigest()

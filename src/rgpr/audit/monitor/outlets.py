@@ -44,6 +44,7 @@ class Status:
         since_time: When that input came, if times were given.
         drifted: Names of the layers that drifted, the one with the most evidence first.
         nans: How many scores so far were NaN; these count as the strangest.
+        alpha: The monitor's level.
     """
 
     count: int
@@ -55,10 +56,14 @@ class Status:
     since_time: float | None
     drifted: tuple[str, ...]
     nans: int
+    alpha: float
 
     def __str__(self) -> str:
         if not self.alarm:
-            return f"no alarm after {self.count} inputs; log10 of the martingale {self.log10:.2f}"
+            return (
+                f"no alarm after {self.count} inputs; the evidence for a drift is "
+                f"{10**self.log10:.2g}, and {1 / self.alpha:g} raises the alarm"
+            )
         layers = f"; drifted layers: {', '.join(self.drifted)}" if self.drifted else ""
         return (
             f"ALARM at input {self.when} of {self.count}, drifting since about input "

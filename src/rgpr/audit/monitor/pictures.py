@@ -59,7 +59,7 @@ def _evidence(axes: Any, drawn: Drawn) -> None:
     if drawn.when is not None:
         axes.axvline(drawn.when, color="#D55E00", label=f"alarm at input {drawn.when}")
         axes.axvline(drawn.since, color="#E69F00", ls=":", label=f"since about {drawn.since}")
-    axes.set(xlabel="input", ylabel="log10 of the martingale", title="all inputs")
+    axes.set(xlabel="input", ylabel="log10 of the evidence for a drift", title="all inputs")
     axes.legend(frameon=False, fontsize=8)
 
 
@@ -68,7 +68,7 @@ def _layers(axes: Any, drawn: Drawn) -> None:
         axes.plot(drawn.points[:, 0], drawn.points[:, column] / _LN10, lw=1, label=name)
     limit = math.log10(len(drawn.layers) / drawn.alpha)
     axes.axhline(limit, color="0.3", ls="--", lw=0.8, label="drifted")
-    axes.set(xlabel="input", ylabel="log10 of the martingale", title="each layer")
+    axes.set(xlabel="input", ylabel="log10 of the evidence for a drift", title="each layer")
     axes.legend(frameon=False, fontsize=7)
 
 
