@@ -60,7 +60,7 @@ def stand_ins(units: Iterable[Unit]) -> list[Block]:
     blocks: list[Block] = []
     for unit in units:
         for name, note in unit.result.get("notes", {}).items():
-            blocks.append(Text(f"{name} is a stand-in: {note}."))
+            blocks.append(Text(f"{PAPER_NAMES.get(name, name)} is a stand-in: {note}."))
         for name, remedy in unit.result.get("missing", {}).items():
             blocks.append(Text(f"Outliers {name} are left out: {remedy}"))
     return list(dict.fromkeys(blocks))

@@ -13,7 +13,7 @@ from .detector_picture import picture
 from .section import Claim, Section, Table, Text, provenance, spread
 from .units import Unit
 
-__all__ = ["page"]
+__all__ = ["page", "summary"]
 
 SCORE = "LLL-RGPR-score"
 _INTRODUCTION = (
@@ -39,12 +39,12 @@ _COLUMNS = (
 def page(units: Sequence[Unit], folder: Path) -> Section:
     """The section, whose picture is written into the folder."""
     section = Section([Text(_INTRODUCTION)])
-    section.add(*stand_ins(units))
     sets = by_set(units)
     points = {}
     for name, found in sets.items():
         title = PAPER_NAMES.get(name, name)
-        section.add(_about(title, found), _means(title, found), _failures(title, found))
+        section.add(_about(title, found), *stand_ins(found))
+        section.add(_means(title, found), _failures(title, found))
         section.add(*(_each(title, found, where) for where in ("near", "far")))
         section.claims += _claims(name, title, found)
         points[title] = {
@@ -56,6 +56,23 @@ def page(units: Sequence[Unit], folder: Path) -> Section:
     section.add(_settings(sets))
     section.add(*provenance(units))
     return section
+
+
+def summary(units: Sequence[Unit]) -> Table:
+    """For each set and each mean the score's, and that of the best detector of others."""
+    rows = []
+    for name, found in by_set(units).items():
+        cells = []
+        for _, where, metric in _COLUMNS[:4]:
+            rivals = {
+                d: _value(found, d, where, metric)
+                for d in _measured(found)
+                if d not in _ours(found)
+            }
+            best = (max if metric == "auroc" else min)(rivals, key=rivals.__getitem__)
+            cells.append(f"{_value(found, SCORE, where, metric):.1f}; {best} {rivals[best]:.1f}")
+        rows.append([PAPER_NAMES.get(name, name), *cells])
+    return Table(["", *(heading for heading, _, _ in _COLUMNS[:4])], rows)
 
 
 # -- what units have -----------------------------------------------------------------------------

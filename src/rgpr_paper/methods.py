@@ -108,7 +108,8 @@ class Contestants:
         validation: Loader of 2000 images split off the test set, or a fifth of a smaller one.
         test: Loader of the other test images.
         test_rows: Rows of the whole test set that ``test`` has.
-        notes: For a stand-in, by its set's name, what its images really are.
+        notes: What the images of the set itself really are, by its name, where it is a stand-in.
+        natural_notes: The same of the natural images, once they were asked for.
         seconds: How long training and fitting took, by part.
         choices: What the validation images chose for a base, by the base's name; of ``LLL`` the
             prior precision, see :class:`rgpr.posteriors.prior_precision.PriorChoice`.
@@ -123,6 +124,7 @@ class Contestants:
         self.validation: Loader
         training, test = read_split(context.data, name, context.device, context.download)
         self.notes = notes_of({name: training})
+        self.natural_notes: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
         self.choices: dict[str, dict[str, Any]] = {}
         with self._timed("training"):
@@ -157,7 +159,7 @@ class Contestants:
             return self.noise
         images = natural_images(self.context)
         if images.note:
-            self.notes["ImageNet32"] = images.note
+            self.natural_notes["ImageNet32"] = images.note
         x = some(images.x, OUTLIERS_TO_TUNE, self.seed).to(self.context.device)
         if self.train.x.shape[1] == 1:
             x = grey(x)

@@ -6,13 +6,27 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
+
 from rgpr_paper import all_experiments
-from rgpr_paper.experiments import families, monitor, small_data, tuning, two_answers, zoo
+from rgpr_paper.detector_page import summary as against_detectors
+from rgpr_paper.experiments import (
+    detection,
+    families,
+    monitor,
+    small_data,
+    tabular,
+    tuning,
+    two_answers,
+    zoo,
+)
 from rgpr_paper.report import block_markdown, write_report
 from rgpr_paper.section import Table
+from rgpr_paper.units import read_units
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
+DOCS = ROOT / "docs"
 
 
 def words(page: Path) -> str:
@@ -57,15 +71,34 @@ def tables_of_the_docs() -> dict[tuple[str, str], list[Table]]:
     objectives = tuning.render(RESULTS / "tuning").blocks
     watched = monitor.render(RESULTS / "monitor").blocks
     animals = zoo.render(RESULTS / "zoo").blocks
+    rows = [b for b in tabular.render(RESULTS / "tabular").blocks if isinstance(b, Table)]
     return {
         ("docs/tuning.md", "tuning"): [b for b in objectives if isinstance(b, Table)][1:],
         ("README.md", "two answers"): [two_answers.summary(RESULTS / "two-answers")],
+        ("docs/results.md", "two answers"): [two_answers.summary(RESULTS / "two-answers")],
+        ("docs/results.md", "openood"): [against_detectors(read_units(RESULTS / "openood"))],
+        ("docs/results.md", "tabular"): [t for t in rows if t.head[0].endswith(": AUROC")],
+        ("docs/results.md", "detection"): [detection.summary(RESULTS / "detection")],
+        ("docs/results.md", "paper's claims"): [failing(ours=False)],
+        ("docs/results.md", "our claims"): [failing(ours=True)],
         ("docs/residuals.md", "two answers"): [b for b in answers if isinstance(b, Table)],
         ("docs/residuals.md", "families"): [b for b in layers if isinstance(b, Table)],
         ("docs/residuals.md", "small data"): [b for b in small if isinstance(b, Table)],
         ("docs/monitoring.md", "monitor"): [b for b in watched if isinstance(b, Table)],
         ("docs/zoo.md", "zoo"): [b for b in animals if isinstance(b, Table)],
     }
+
+
+def failing(*, ours: bool) -> Table:
+    """The claims of the paper, or of this library, that do not hold, as the report has them."""
+    rows, of_ours = [], False
+    for line in (RESULTS / "report.md").read_text().splitlines():
+        if line in ("**The paper's claims**", "**Claims of this library**"):
+            of_ours = line.endswith("library**")
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if len(cells) == 4 and cells[2] == "does not hold" and of_ours is ours:
+            rows.append([cells[0], cells[1], cells[3]])
+    return Table(["claim", "what we found", "why"], rows)
 
 
 def test_tables_in_the_docs_are_those_of_the_results() -> None:
@@ -86,10 +119,39 @@ def test_pictures_in_the_docs_are_those_of_the_results() -> None:
         "rotated": "rotated-mnist/rotated",
         "corrupted": "corrupted-cifar10/bars",
         "families": "families/families",
+        "openood": "openood/openood",
+        "tabular": "tabular/tabular",
         "monitor": "monitor/monitor",
     }.items():
         shown = (ROOT / "docs" / "images" / f"results-{name}.png").read_bytes()
         assert shown == (RESULTS / f"{picture}.png").read_bytes()
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in DOCS.glob("*.md"))])
+def test_numbers_in_prose_are_those_of_the_results(page: str) -> None:
+    """Text between marks repeats no number that the experiments it names do not have.
+
+    Numbers with decimals, and percentages, are looked for; one that is rounded in the text may have
+    more digits in the results.
+    """
+    text = (ROOT / page).read_text()
+    for names, prose in re.findall(
+        r"<!-- numbers of: ([\w -]+) -->\n(.*?)<!-- end of numbers -->", text, re.DOTALL
+    ):
+        shown = "\n".join((RESULTS / name / f"{name}.md").read_text() for name in names.split())
+        known = [abs(float(number)) for number in re.findall(r"\d+\.\d+|\d+", shown)]
+        for number in re.findall(r"\d+\.\d+|\d+(?= (?:%|points))", prose):
+            digits = len(number.partition(".")[2])
+            found = any(f"{value:.{digits}f}" == number for value in known)
+            assert found, f"{page}: {number} is not a number of {names}"
+
+
+def test_every_result_says_which_commit_made_it() -> None:
+    for experiment in all_experiments():
+        for unit in read_units(RESULTS / experiment):
+            assert re.fullmatch("[0-9a-f]{12}", unit.about["commit"] or ""), unit.name
+            assert unit.about["versions"]["torch"], unit.name
+            assert unit.about.get("clean") is not False, unit.name
 
 
 def test_nothing_heavy_and_no_paths() -> None:

@@ -31,7 +31,7 @@ from ..published import published
 from ..section import Block, Claim, Section, Table, Text, beside, printed, provenance, spread
 from ..units import Result, Unit, read_units, run_seeds
 
-__all__ = ["methods", "render", "run"]
+__all__ = ["methods", "render", "run", "summary"]
 
 NAME = "detection"
 
@@ -163,6 +163,23 @@ def _means(paper: str, units: list[Unit]) -> Table:
     return Table(head, rows, caption)
 
 
+def summary(folder: Path) -> Table:
+    """FPR95 of every method on every set, with the paper's means over the sets that it lists."""
+    sets = by_set(read_units(folder))
+    rows = []
+    for method in _measured(next(iter(sets.values()))):
+        cells = []
+        for name, units in sets.items():
+            paper, kinds = PAPER_NAMES.get(name, name), list(units[0].result["sizes"]["outliers"])
+            listed = _listed(paper, method, kinds)
+            shown = None if listed is None else f"{listed:.1f}"
+            cells.append(
+                beside(spread(over_seeds(units, "methods", method, "fpr95", "mean"), 1, 100), shown)
+            )
+        rows.append([method, *cells])
+    return Table(["FPR95", *(PAPER_NAMES.get(name, name) for name in sets)], rows)
+
+
 def _by_outliers(paper: str, units: list[Unit], metric: str, table: str) -> Iterator[Table]:
     """One metric for each set of outliers; no table where no method has this metric."""
     kinds = list(units[0].result["sizes"]["outliers"])
@@ -194,13 +211,21 @@ def _times(paper: str, units: list[Unit]) -> Table:
 
 def _averages(name: str, method: str, kinds: list[str]) -> str | None:
     """The paper's average over sets of outliers as printed, and that of those it lists."""
-    average = printed("ood_avg", **{"in": name}, method=method)
-    place = {"in": name, "method": method, "metric": "FPR95"}
-    listed = [printed("ood_hyperopt", **place, out=kind) for kind in kinds]
-    known = [value for value in listed if value is not None]
-    if average is None or len(known) < len(kinds):
+    average, listed = (
+        printed("ood_avg", **{"in": name}, method=method),
+        _listed(name, method, kinds),
+    )
+    if average is None or listed is None:
         return None
-    return f"{average}, its {len(known)} sets: {mean(known):.1f}"
+    return f"{average}, its {len(kinds)} sets: {listed:.1f}"
+
+
+def _listed(name: str, method: str, kinds: list[str]) -> float | None:
+    """The mean of the paper's FPR95 over these sets of outliers, where it lists all of them."""
+    place = {"in": name, "method": method, "metric": "FPR95"}
+    known = [printed("ood_hyperopt", **place, out=kind) for kind in kinds]
+    numbers = [value for value in known if value is not None]
+    return mean(numbers) if len(numbers) == len(kinds) else None
 
 
 def _calibration(sets: dict[str, list[Unit]]) -> Table:
@@ -229,8 +254,8 @@ def _claims(name: str, units: Sequence[Unit]) -> list[Claim]:
     extended = [m for m in ("LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-onset") if m in rates]
     changes = {m: abs(averaged(m, "accuracy") - averaged("LLL", "accuracy")) for m in extended}
     worst = max(changes, key=changes.__getitem__)
-    fpr95 = partial(_lower, f"{name}: the FPR95", rates)
-    ece = partial(_lower, f"{name}: the ECE", errors)
+    fpr95 = partial(_lower, name, "FPR95", rates)
+    ece = partial(_lower, name, "ECE", errors)
     claims = [
         fpr95("LLL-RGPR-OOD", "LLL"),
         fpr95("LLL-RGPR-LL", "LLL", slack=0.5),
@@ -261,16 +286,29 @@ def _claims(name: str, units: Sequence[Unit]) -> list[Claim]:
 _COMPETITIVE = 4.5
 
 
-def _lower(what: str, values: dict[str, float], one: str, other: str, slack: float = 0.0) -> Claim:
+def _lower(
+    name: str, metric: str, values: dict[str, float], one: str, other: str, slack: float = 0.0
+) -> Claim:
     """That one method has a lower value than another, or at most ``slack`` points above it."""
     holds = values[one] < values[other] + slack
     than = f"below that of {other}" if not slack else f"at most {slack} points above {other}'s"
     return Claim(
-        f"{what} of {one} is {than}",
+        f"{name}: the {metric} of {one} is {than}",
         f"{values[one]:.2f} % against {values[other]:.2f} %",
         holds,
-        "" if holds else _DISCUSSION,
+        "" if holds else _as_printed(name, metric, one, other) + _DISCUSSION,
     )
+
+
+def _as_printed(name: str, metric: str, one: str, other: str) -> str:
+    """The paper's own two numbers, where it has both."""
+    table = {"FPR95": "ood_avg", "ECE": "acc_ece"}[metric]
+    numbers = [
+        printed(table, **{"in": name}, method=method, metric=metric) for method in (one, other)
+    ]
+    if None in numbers:
+        return ""
+    return f"In the paper's table: {numbers[0]} against {numbers[1]} %. "
 
 
 _DISCUSSION = (

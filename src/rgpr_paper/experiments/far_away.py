@@ -220,12 +220,15 @@ def _at_the_data(name: str, method: str, found: float, base: float) -> Claim:
         f"{name}: {method} has no pronounced effect on the confidence at the data, 0.02 at most",
         f"{found:.3f} and {base:.3f} for LLL",
         holds,
-        "" if holds else _TRADED,
+        "" if holds else _TRADED["OOD" in method],
         ours=method == "LLL-RGPR-onset",
     )
 
 
-_TRADED = "The objective with outliers trades confidence at the data for less of it elsewhere."
+_TRADED = {
+    True: "The objective with outliers trades confidence at the data for less of it elsewhere.",
+    False: "The likelihood of the validation data chose this variance: the base is too sure of it.",
+}
 _LATE = (
     "At the limit within 0.01. Where it is reached depends on the scales, and those on the "
     "objective: the likelihood of test-like data sees no use for variance and holds the input's "

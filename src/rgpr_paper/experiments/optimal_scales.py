@@ -49,7 +49,7 @@ def _unit(context: Context, name: str, seed: int) -> Result:
     return {
         "set": name,
         "seed": seed,
-        "notes": competing.notes,
+        "notes": competing.notes | competing.natural_notes,
         "choices": [competing.choices],
         "missing": missing,
         "tuning": tunings,
