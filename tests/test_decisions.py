@@ -161,8 +161,8 @@ def test_an_explanation_adds_up(digits: Task, residual: str) -> None:
     at_data = model.explain(digits.x).strangeness.median(0).values
     assert ((at_data > 0.7) & (at_data < 1.5)).all()
     lines = str(explanation).splitlines()
-    assert len(lines) == 7
-    assert lines[0].split() == ["row", "score", "confidence", "v(x)", *model.layers]
+    assert len(lines) == 9
+    assert lines[0].split() == ["row", "score", "confidence", "variance", *model.layers]
     for number, line in enumerate(lines[1:6]):
         columns = line.split()
         assert int(columns[0]) == number
@@ -171,7 +171,11 @@ def test_an_explanation_adds_up(digits: Task, residual: str) -> None:
         assert float(columns[3]) == pytest.approx(float(v[number]), rel=0.01)
         shown = [float(column) for column in columns[4:]]
         assert shown == pytest.approx(explanation.strangeness[number].tolist(), rel=0.01)
-    assert "cube of the distance" in lines[6]
+    assert [line.partition(":")[0] for line in lines[6:]] == [
+        "score",
+        "variance",
+        "columns of layers",
+    ]
 
 
 @both_residuals

@@ -29,6 +29,7 @@ ORDER = [
     ("noise",),
     ("likelihoods",),
     ("_network", "kernels", "metrics"),
+    ("_axes",),
     ("_backend", "_discovery", "_atomic", "_progress", "_text"),
 ]
 RANK = {name: rank for rank, row in enumerate(ORDER) for name in row}

@@ -114,7 +114,13 @@ def test_a_claim_that_does_not_hold_shows(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_where_units_come_from() -> None:
     about = {"date": "2026-01-01", "hardware": "CPU", "versions": {"torch": "2"}, "command": "c"}
+    about["commit"] = "0123456789ab"
     units = [Unit(str(i), {"small": i == 1}, about, {}, {}) for i in range(2)]
     blocks = provenance(units)
-    assert blocks[:2] == [Text("Made on 2026-01-01 on CPU; torch 2; by"), Text("c", code=True)]
+    assert blocks[:2] == [
+        Text("Made on 2026-01-01 on CPU; torch 2; commit 0123456789ab; by"),
+        Text("c", code=True),
+    ]
     assert len(blocks) == 3
+    (before, *_) = provenance([Unit("0", {}, about | {"commit": None}, {}, {})])
+    assert before == Text("Made on 2026-01-01 on CPU; torch 2; an unknown commit; by")
