@@ -122,5 +122,5 @@ def test_where_units_come_from() -> None:
         Text("c", code=True),
     ]
     assert len(blocks) == 3
-    (before, *_) = provenance([Unit("0", {}, about | {"commit": None}, {}, {})])
+    (before, *_) = provenance([Unit("0", {"small": False}, about | {"commit": None}, {}, {})])
     assert before == Text("Made on 2026-01-01 on CPU; torch 2; an unknown commit; by")
