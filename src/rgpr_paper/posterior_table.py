@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
-from tqdm import tqdm
 
 from rgpr._demo import Task, digits, train
+from rgpr._progress import bar
 from rgpr.baselines.gp_residual import GPDSCS, RIO, BlightOtt
 from rgpr.metrics import accuracy, confidence, ece
 from rgpr.model import RGPR
@@ -146,7 +146,7 @@ def table(*, quick: bool = False, progress: bool = True) -> str:
 
     Args:
         quick: A tenth of the training, and sixty test images.
-        progress: Show a progress bar where there is a terminal.
+        progress: Show how far it is.
     """
     task = digits(0)
     torch.manual_seed(0)
@@ -154,8 +154,7 @@ def table(*, quick: bool = False, progress: bool = True) -> str:
     x, y = (t[_VALIDATION : _VALIDATION + 60 if quick else None] for t in task.test)
     head = "| base | residual | accuracy | ECE | alpha = 1 | alpha = 2000 | alpha = 1e6 |"
     lines = [head, "|---|---|---|---|---|---|---|"]
-    bar = tqdm(CLASSIFIERS.items(), desc="bases", leave=False, disable=None if progress else True)
-    for name, build in bar:
+    for name, build in bar(CLASSIFIERS.items(), "bases", progress):
         for label, model in _with_and_without(build(network, task), _loader(task)):
             with torch.no_grad():
                 p, *far = (model(a * x) for a in ALPHAS)

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
+from rgpr._progress import bar
 
 from .experiment import Experiment, all_experiments
 from .section import Block, Claim, Figure, Section, Table, Text
@@ -76,7 +76,7 @@ def write_report(out: Path) -> tuple[Path, Path]:
         )
     sections = []
     experiments = all_experiments().values()
-    for experiment in tqdm(experiments, desc="report", leave=False, disable=None):
+    for experiment in bar(experiments, "report", True):
         shown = _shown(experiment, out)
         if shown.section.blocks:
             shown.write(out)

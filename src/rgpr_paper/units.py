@@ -31,6 +31,7 @@ from tqdm import tqdm
 
 from rgpr import __version__
 from rgpr._atomic import replacing
+from rgpr._progress import bar
 from rgpr.saving.container import read, write
 
 from .context import Context
@@ -101,9 +102,10 @@ def run_units(
     identity = _finite({"small": context.small, **settings})
     waiting = [name for name in units if not _done(folder / f"{name}.json", identity)]
     missing = {name: gap for name, gap in _read_gaps(folder).items() if name not in units}
-    bar = tqdm(waiting, experiment, len(units), initial=len(units) - len(waiting), disable=None)
-    for name in bar:
-        bar.set_postfix_str(name)
+    done = len(units) - len(waiting)
+    shown = bar(waiting, experiment, True, total=len(units), initial=done)
+    for name in shown:
+        shown.set_postfix_str(name)
         started = time.perf_counter()
         try:
             with _exact_products():

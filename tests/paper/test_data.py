@@ -117,9 +117,11 @@ def test_stand_ins_say_what_they_are(tmp_path: Path) -> None:
     _made(tmp_path, "svhn", (32, 32, 3))
     letters = read_images(tmp_path, "emnist_letters")
     assert letters.name == "EMNIST"
-    assert letters.note == "handwritten capitals A-Z, in place of EMNIST letters"
+    assert letters.note == "handwritten capitals A-Z, in place of EMNIST"
     assert "in place of LSUN" in read_images(tmp_path, "lsun").note
-    assert "in place of ImageNet32" in read_images(tmp_path, "imagenet32", "train").note
+    natural = read_images(tmp_path, "imagenet32", "train")
+    assert natural.note == "Tiny ImageNet, in place of ImageNet32"
+    assert not read_images(tmp_path, "tiny_imagenet32", "train").note  # as itself it is no stand-in
     assert "re-cropped from the full-number release" in read_images(tmp_path, "svhn").note
     # The real thing goes first, and a file can say what it is.
     _made(tmp_path, "emnist_letters", (28, 28), test=3)

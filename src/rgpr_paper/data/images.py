@@ -48,15 +48,17 @@ def read_images(
     root = Path(root)
     own = root / f"{name}.npz"
     if own.is_file():
-        note, found = _read_npz(own, part)
-        if found is not None:
-            return ImageSet(source.name, *found, note=note or source.note)
+        note, images = _read_npz(own, part)
+        if images is not None:
+            return ImageSet(source.name, *images, note=note or source.note)
     if source.published is not None:
         published = source.published(root, part, download)
         if published is not None:
             return ImageSet(source.name, *published)
     if source.stand_in is not None and (root / f"{source.stand_in}.npz").is_file():
-        return replace(read_images(root, source.stand_in, part), name=source.name)
+        found = read_images(root, source.stand_in, part)
+        note = f"{found.note or found.name}, in place of {source.name}"
+        return replace(found, name=source.name, note=note)
     where = ", ".join(filter(None, [f"{own} with x_{part} and y_{part}", source.places]))
     raise MissingDataError(what, where, remedy)
 

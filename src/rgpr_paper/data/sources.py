@@ -129,16 +129,17 @@ SOURCES = {
         "EMNIST/raw",
         stand_in="letters_az_sample",
     ),
-    "letters_az_sample": Source(
-        "letters A-Z", note="handwritten capitals A-Z, in place of EMNIST letters"
-    ),
+    "letters_az_sample": Source("handwritten capitals A-Z"),
     "cifar10": Source("CIFAR10", _Torchvision("CIFAR10"), "cifar-10-batches-py"),
     "cifar100": Source("CIFAR100", _Torchvision("CIFAR100"), "cifar-100-python"),
     "svhn": Source(
         "SVHN",
         _Svhn("SVHN", labels="labels", named_parts=True),
         "test_32x32.mat and train_32x32.mat",
-        note="re-cropped from the full-number release, not the published 32 x 32 files",
+        note=(
+            "re-cropped from the full-number release and stored lossy, not the published "
+            "32 x 32 files"
+        ),
     ),
     "lsun": Source(
         "LSUN",
@@ -150,7 +151,7 @@ SOURCES = {
             "of --data, and `pip install lmdb`."
         ),
     ),
-    "scenes32": Source("scenes", note="six kinds of outdoor scenes, in place of LSUN"),
+    "scenes32": Source("six kinds of outdoor scenes"),
     "imagenet32": Source(
         "ImageNet32",
         _imagenet32,
@@ -161,7 +162,5 @@ SOURCES = {
             "https://image-net.org/download-images and `unzip` both into ROOT/imagenet32."
         ),
     ),
-    "tiny_imagenet32": Source(
-        "Tiny ImageNet", note="Tiny ImageNet at 32 x 32, in place of ImageNet32"
-    ),
+    "tiny_imagenet32": Source("Tiny ImageNet"),
 }

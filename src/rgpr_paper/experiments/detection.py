@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from tqdm import tqdm
+from rgpr._progress import bar
 
 from ..comparison import PAPER_NAMES, by_set, equal_to_map, over_seeds, percent, remarks, stand_ins
 from ..context import Context
@@ -52,7 +52,7 @@ def _unit(context: Context, name: str, seed: int) -> Result:
     measured: dict[str, Any] = {}
     tuning: dict[str, Any] = {}
     seconds: dict[str, float] = {}
-    for asked in tqdm(methods(), desc="methods", leave=False, disable=None):
+    for asked in bar(methods(), "methods", True):
         method = competing.method(asked)
         measured[method.name] = measure(method.predict, competing.test, outliers)
         seconds |= {f"{method.name}, {part}": value for part, value in method.seconds.items()}

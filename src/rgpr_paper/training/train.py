@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from rgpr._network.checks import network_dtype_device
 from rgpr._network.running import evaluating
+from rgpr._progress import bar
 
 from . import checkpoint as checkpoints
 from .batches import Batches, Data, HeldTensors, batches_of
@@ -149,14 +149,8 @@ def _epochs(
     file = options.checkpoint
     if file is not None and Path(file).exists():
         history = History(**checkpoints.load(file, network, optimizer, generators, run))
-    epochs = tqdm(
-        range(history.epochs, plan.epochs),
-        initial=history.epochs,
-        total=plan.epochs,
-        desc="training",
-        leave=False,
-        disable=None if options.progress else True,
-    )
+    left = range(history.epochs, plan.epochs)
+    epochs = bar(left, "training", options.progress, initial=history.epochs, total=plan.epochs)
     fused = options.compile and source.device.type == "cuda"
     call = _compiled(network, plan) if fused else network
     for epoch in epochs:
