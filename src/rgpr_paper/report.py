@@ -18,7 +18,7 @@ from .experiment import Experiment, all_experiments
 from .section import Block, Claim, Figure, Section, Table, Text
 from .units import gaps, read_units, write_text
 
-__all__ = ["block_markdown", "write_report", "write_section"]
+__all__ = ["block_markdown", "made_by", "write_report", "write_section"]
 
 _TITLE = "The paper's experiments, run again"
 _INTRODUCTION = (
@@ -85,6 +85,23 @@ def write_report(out: Path) -> tuple[Path, Path]:
     write_text(markdown, _markdown(sections))
     write_text(page, _html(sections, out))
     return markdown, page
+
+
+def made_by(out: Path) -> Table:
+    """When the units of each experiment were made, from which commits, and of a clean tree or not.
+
+    Units of earlier versions do not say whether the tree was clean.
+    """
+    trees = {True: "clean", False: "with changes", None: "not recorded"}
+    rows = []
+    for name in all_experiments():
+        abouts = [unit.about for unit in read_units(out / name)]
+        if abouts:
+            dates = sorted({about["date"] for about in abouts})
+            commits = sorted({about["commit"] or "unknown" for about in abouts})
+            tree = sorted({trees[about.get("clean")] for about in abouts})
+            rows.append([name, *map(", ".join, (dates, commits, tree))])
+    return Table(["experiment", "made on", "commit", "tree"], rows)
 
 
 def _shown(experiment: Experiment, out: Path) -> _Shown:
