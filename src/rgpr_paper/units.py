@@ -105,7 +105,7 @@ def run_units(
     done = len(units) - len(waiting)
     shown = bar(waiting, experiment, True, total=len(units), initial=done)
     for name in shown:
-        shown.set_postfix_str(name)
+        shown.set_postfix_str(name, refresh=sys.stderr.isatty())
         started = time.perf_counter()
         try:
             with _exact_products():
