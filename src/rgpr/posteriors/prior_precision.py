@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import nll_loss
 
 from .._network.batches import Batch
 from .._network.checks import network_dtype_device
@@ -28,6 +27,7 @@ from .._network.loaders import labelled, on_device
 from .._network.running import evaluating
 from .._network.sources import as_batches
 from ..likelihoods.classification import Classification
+from ..likelihoods.labels import of_target
 from .base import Posterior
 from .gaussian import Gaussian
 from .laplace_torch import (
@@ -40,15 +40,15 @@ from .laplace_torch import (
     structure_of,
 )
 from .last_layer_laplace import point_and_features
-from .links import probit
+from .links import probit_logits
 
 __all__ = ["PriorChoice", "choose_prior_precision", "find_prior_precision"]
 
 # Where the search stops at the latest; a little more, as steps do not meet powers of ten exactly.
 LOWEST, HIGHEST = 0.999e-12, 1.001e12
 NEGLIGIBLE = 1e-4
-# Differences between mean losses that rounding in float32 can make.
-TOLERANCE = 1e-6
+# Differences between mean losses that can come from variances which were rounded to float32.
+TOLERANCE = 1e-7
 
 
 @dataclass(frozen=True)
@@ -184,6 +184,7 @@ class _Search:
         self.la, self.gaussians = la, gaussians
         self.losses: dict[float, float] = {}
         self.variances: dict[float, float] = {}
+        self.map_nll = math.inf
         self.extended = False
 
     def on_grid(self, grid: list[float]) -> float:
@@ -221,13 +222,16 @@ class _Search:
 
     def _try(self, precision: float) -> float:
         self.la.prior_precision = precision
-        losses, variance = [], 0.0
+        losses, without, variance = [], [], 0.0
         try:
             for number, (gaussian, target) in enumerate(self.gaussians()):
-                zero = gaussian.variance.new_zeros(len(gaussian.mean))
-                losses.append(_losses(probit(gaussian, zero), gaussian, target, number))
+                y = Classification().target(target, gaussian.mean.shape, number)
+                losses.append(_losses(probit_logits(gaussian.mean, gaussian.variance), y))
+                without.append(_losses(gaussian.mean, y))
                 variance = max(variance, float(gaussian.variance.max()))
             mean = float(torch.cat(losses).mean())
+            # Means do not depend on the precision, so every pass gives the same loss for MAP.
+            self.map_nll = float(torch.cat(without).mean())
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             mean = math.inf  # too small for a Hessian that rounding left indefinite
         self.losses[precision] = math.inf if math.isnan(mean) else mean
@@ -235,26 +239,25 @@ class _Search:
         return self.losses[precision]
 
     def choice(self, best: float) -> PriorChoice:
-        """The record of the best precision, which ``la`` has now."""
-        without = [
-            _losses(gaussian.mean.double().softmax(1), gaussian, target, number)
-            for number, (gaussian, target) in enumerate(self.gaussians())
-        ]
+        """The record of the best precision."""
         return PriorChoice(
             precision=best,
             lowest=min(self.losses),
             highest=max(self.losses),
             extended=self.extended,
             nll=self.losses[best],
-            map_nll=float(torch.cat(without).mean()),
+            map_nll=self.map_nll,
             variance=self.variances[best],
         )
 
 
-def _losses(p: Tensor, gaussian: Gaussian, target: Tensor, number: int) -> Tensor:
-    """Negative log-likelihood of each example of a batch."""
-    y = Classification().target(target, gaussian.mean.shape, number)
-    return nll_loss(p.log(), on_device(y, p.device), reduction="none")
+def _losses(logits: Tensor, y: Tensor) -> Tensor:
+    """Negative log-likelihood of each example of a batch, in float64.
+
+    It is taken from logits, because the probability of a class that is surely wrong rounds to zero.
+    """
+    logs = Classification().log_probabilities(logits.double())
+    return -of_target(logs, on_device(y, logs.device))
 
 
 def _by_features(la: Any, batches: Iterable[tuple[Batch, Tensor]]) -> _Predictions:
