@@ -101,6 +101,7 @@ def test_beyond_an_end_it_goes_on_until_the_likelihood_falls(gain: float) -> Non
     found = float(la.prior_precision)
     _, choice = find_prior_precision(la, [validation], grid_size=9, progress=False)
     assert choice.extended
+    assert choice.stop == "fell"
     assert not choice.at_an_end
     assert not choice.equals_map
     assert choice.verdict == ""
@@ -131,16 +132,39 @@ def test_data_that_prefer_no_variance_get_map_and_a_warning() -> None:
         assert torch.allclose(model(x), network(x).softmax(1), atol=1e-4)
     _, choice = find_prior_precision(la, [validation], grid_size=9, progress=False)
     assert choice.equals_map
+    assert choice.stop == "no variance"
     assert choice.at_an_end
     assert choice.nll == pytest.approx(choice.map_nll, abs=1e-4)
 
 
-def test_data_without_any_answer_end_below(monkeypatch: pytest.MonkeyPatch) -> None:
+# The precision of ``full`` has no inverse below some prior precision, which depends on rounding.
+# With a gain of 1000 that lies inside the grid.
+@pytest.mark.parametrize(
+    ("structure", "gain", "stops"),
+    [
+        ("kron", 1.0, {"bound"}),
+        ("diag", 1.0, {"flat"}),
+        ("full", 1.0, {"flat", "not finite", "bound"}),
+        ("full", 1e3, {"flat", "not finite", "bound"}),
+    ],
+)
+def test_labels_that_are_all_wrong_end_below(structure: str, gain: float, stops: set[str]) -> None:
+    network, train, (x, y) = trained(gain=gain)
+    la = fitted(network, train, structure)
+    # The more variance, the better, up to the uniform distribution.
+    wrong = [(x, (y + 1) % 3)]
+    with pytest.warns(UserWarning, match=r"as much variance as there can be.* la.prior_precision"):
+        choose_prior_precision(la, wrong, grid_size=9, progress=False)
+    _, choice = find_prior_precision(la, wrong, grid_size=9, progress=False)
+    assert choice.at_an_end
+    assert choice.stop in stops
+
+
+def test_a_bound_below_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     network, train, (x, y) = trained()
     la = fitted(network, train, "kron")
     monkeypatch.setattr("rgpr.posteriors.prior_precision.LOWEST", 0.9e-5)
-    # Labels that are all wrong: the more variance, the better, up to the uniform distribution.
-    with pytest.warns(UserWarning, match=r"smallest prior precision .* set la.prior_precision"):
+    with pytest.warns(UserWarning, match=r"no smaller one is tried.* set la.prior_precision"):
         choose_prior_precision(la, [(x, (y + 1) % 3)], grid_size=9, progress=False)
     assert float(la.prior_precision) == pytest.approx(1e-5, rel=1e-2)
 
@@ -187,4 +211,5 @@ def test_a_grid_of_one_is_taken_as_it_is() -> None:
     _, choice = find_prior_precision(la, [validation], grid_size=1, progress=False)
     assert math.isclose(choice.precision, 1e-4, rel_tol=1e-5)
     assert not choice.extended
+    assert choice.stop == "grid"
     assert choice.verdict == ""

@@ -1,12 +1,12 @@
 r"""The prior precision of a Laplace approximation, by the likelihood of validation data.
 
-A grid from 1e-4 to 1e4 is searched first. Where its best precision is one of its ends, the search
-goes on beyond that end in the same steps. It stops
+A grid from 1e-4 to 1e4 is searched first. Where the best precision of it is an end of those that
+give finite predictions, the search goes on beyond that end in the same steps. It stops
 
 - above, where the likelihood falls, or where the largest variance of any logit at the validation
   data is at most 1e-4. There the probit multiplies logits by :math:`1 / \sqrt{1 + \pi v / 8}`,
   more than :math:`1 - 2 \cdot 10^{-5}`: these data prefer no variance, and the posterior is MAP;
-- below, where the likelihood no longer rises;
+- below, where the likelihood falls or stays, or where predictions are no longer finite;
 - at 1e-12 and at 1e12 in any case.
 """
 
@@ -16,7 +16,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -50,6 +50,8 @@ NEGLIGIBLE = 1e-4
 # Differences between mean losses that can come from variances which were rounded to float32.
 TOLERANCE = 1e-7
 
+Stop = Literal["grid", "fell", "flat", "not finite", "bound", "no variance"]
+
 
 @dataclass(frozen=True)
 class PriorChoice:
@@ -63,6 +65,14 @@ class PriorChoice:
         nll: Mean negative log-likelihood of the validation data under the chosen precision.
         map_nll: The same without any variance, which is MAP.
         variance: The largest variance of a logit at the validation data.
+        stop: Why no precision beyond the chosen one was taken:
+
+            - ``"grid"``: the chosen one lies within the first grid, or the grid has no other;
+            - ``"fell"``: the likelihood is smaller beyond it;
+            - ``"flat"``: the likelihood is the same below it;
+            - ``"not finite"``: predictions are not finite beyond it;
+            - ``"bound"``: the search goes no further in any case;
+            - ``"no variance"``: the variance is negligible, which is MAP.
     """
 
     precision: float
@@ -72,6 +82,7 @@ class PriorChoice:
     nll: float
     map_nll: float
     variance: float
+    stop: Stop
 
     @property
     def equals_map(self) -> bool:
@@ -81,30 +92,35 @@ class PriorChoice:
     @property
     def at_an_end(self) -> bool:
         """Whether the search ended at the chosen precision, without a worse one beyond it."""
-        return self.lowest < self.highest and self.precision in (self.lowest, self.highest)
+        return self.stop not in ("grid", "fell")
 
     @property
     def verdict(self) -> str:
         """What to think of a choice at an end of the search; empty for one between the ends."""
         if not self.at_an_end:
             return ""
-        if self.precision == self.lowest:
-            return (
-                f"the smallest prior precision that was tried, {self.precision:.3g}, is the best: "
-                "these data prefer as much variance as there can be. Look whether the network is "
-                "far too sure of wrong answers, or set la.prior_precision yourself"
-            )
-        if self.equals_map:
+        if self.stop == "no variance":
             return (
                 "the data prefer no variance: this is MAP. With the prior precision "
                 f"{self.precision:.3g} no logit has a variance above {self.variance:.2g} at the "
                 "validation data. Wrap the network itself, choose with more validation data, or "
                 "take the marginal likelihood, la.optimize_prior_precision(method='marglik')"
             )
+        if self.precision == self.highest:
+            return (
+                f"the largest prior precision that was tried, {self.precision:.3g}, is the best, "
+                f"and logits still have variances up to {self.variance:.2g}; scale the features of "
+                "the last layer down, or set la.prior_precision yourself"
+            )
+        smaller = {
+            "flat": "smaller ones change nothing",
+            "not finite": "smaller ones give no finite predictions",
+            "bound": "no smaller one is tried",
+        }[self.stop]
         return (
-            f"the largest prior precision that was tried, {self.precision:.3g}, is the best, and "
-            f"logits still have variances up to {self.variance:.2g}; scale the features of the "
-            "last layer down, or set la.prior_precision yourself"
+            "these data prefer as much variance as there can be: the prior precision "
+            f"{self.precision:.3g} is the best, and {smaller}. Look whether the network is far too "
+            "sure of wrong answers, or set la.prior_precision yourself"
         )
 
 
@@ -127,8 +143,8 @@ def choose_prior_precision(
         The posterior with the best one.
 
     Warns:
-        UserWarning: The best precision is the last that was tried, such as where the data prefer
-            no variance at all.
+        UserWarning: The search ended without a worse precision beyond the best, such as where the
+            data prefer no variance at all, or as much as there can be.
 
     Raises:
         TypeError: It is not for classification.
@@ -186,6 +202,7 @@ class _Search:
         self.variances: dict[float, float] = {}
         self.map_nll = math.inf
         self.extended = False
+        self.stop: Stop = "grid"
 
     def on_grid(self, grid: list[float]) -> float:
         """The best precision of a grid, or of what lies beyond the end that was the best of it."""
@@ -197,28 +214,30 @@ class _Search:
                 "no prior precision from 1e-4 to 1e4 gives finite predictions; look at the "
                 "network's outputs and at the Hessian that la.fit found"
             )
-        if len(grid) > 1 and best in (grid[0], grid[-1]):
+        finite = [precision for precision in grid if math.isfinite(self.losses[precision])]
+        if len(grid) > 1 and best in (finite[0], finite[-1]):
             step = grid[1] / grid[0]
-            best = self._beyond(best, step if best == grid[-1] else 1 / step)
+            best, self.stop = self._beyond(best, step if best == finite[-1] else 1 / step)
         return best
 
-    def _beyond(self, best: float, step: float) -> float:
-        """Goes on from an end of the grid, up to negligible variance, down to negligible priors.
+    def _beyond(self, best: float, step: float) -> tuple[float, Stop]:
+        """Goes on from an end of the grid; gives the best precision, and why it is the last.
 
-        Upwards it stops where the likelihood falls, as every step makes the posterior more like
-        MAP. Downwards it stops where the likelihood no longer rises, as the prior no longer counts
-        beside the data.
+        Upwards a likelihood that stays is no reason to stop, as every step makes the posterior more
+        like MAP. Downwards it is one, as the prior no longer counts beside the data.
         """
-        margin = TOLERANCE if step > 1 else -TOLERANCE
         while step < 1 or self.variances[best] > NEGLIGIBLE:
             following, least = best * step, min(self.losses.values())
             if not LOWEST <= following <= HIGHEST:
-                break
+                return best, "bound"
             self.extended = True
-            if self._try(following) > least + margin:
-                break
+            rise = self._try(following) - least
+            if rise > TOLERANCE:
+                return best, "fell" if math.isfinite(rise) else "not finite"
+            if step < 1 and rise >= -TOLERANCE:
+                return best, "flat"
             best = following
-        return best
+        return best, "no variance"
 
     def _try(self, precision: float) -> float:
         self.la.prior_precision = precision
@@ -248,6 +267,7 @@ class _Search:
             nll=self.losses[best],
             map_nll=self.map_nll,
             variance=self.variances[best],
+            stop=self.stop,
         )
 
 
