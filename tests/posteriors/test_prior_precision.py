@@ -22,11 +22,14 @@ from rgpr.posteriors.prior_precision import NEGLIGIBLE, find_prior_precision
 Pair = tuple[Tensor, Tensor]
 
 
-def trained(*, wrong: int = 6, steps: int = 100, gain: float = 1.0) -> tuple[nn.Module, Pair, Pair]:
+def trained(
+    *, wrong: int = 6, steps: int = 100, gain: float = 1.0, sure: float = 1.0
+) -> tuple[nn.Module, Pair, Pair]:
     """A network on blobs, its training data, and validation data of which some labels are wrong.
 
     ``gain`` multiplies the features and divides the last layer's weights, so that the outputs stay
-    and the best prior precision of the last layer's weights grows by its square.
+    and the best prior precision of the last layer's weights grows by its square. ``sure``
+    multiplies the outputs.
     """
     torch.manual_seed(0)
     x, y = blobs(n=240)
@@ -41,7 +44,7 @@ def trained(*, wrong: int = 6, steps: int = 100, gain: float = 1.0) -> tuple[nn.
         for parameter, factor in (
             (network[2].weight, gain),
             (network[2].bias, gain),
-            (network[4].weight, 1 / gain),
+            (network[4].weight, sure / gain),
         ):
             parameter.mul_(factor)
     labels = y[120:].clone()
@@ -98,6 +101,7 @@ def test_beyond_an_end_it_goes_on_until_the_likelihood_falls(gain: float) -> Non
     found = float(la.prior_precision)
     _, choice = find_prior_precision(la, [validation], grid_size=9, progress=False)
     assert choice.extended
+    assert choice.stop == "fell"
     assert not choice.at_an_end
     assert not choice.equals_map
     assert choice.verdict == ""
@@ -128,18 +132,69 @@ def test_data_that_prefer_no_variance_get_map_and_a_warning() -> None:
         assert torch.allclose(model(x), network(x).softmax(1), atol=1e-4)
     _, choice = find_prior_precision(la, [validation], grid_size=9, progress=False)
     assert choice.equals_map
+    assert choice.stop == "no variance"
     assert choice.at_an_end
     assert choice.nll == pytest.approx(choice.map_nll, abs=1e-4)
 
 
-def test_data_without_any_answer_end_below(monkeypatch: pytest.MonkeyPatch) -> None:
+# The precision of ``full`` has no inverse below some prior precision, which depends on rounding.
+# With a gain of 1000 that lies inside the grid.
+@pytest.mark.parametrize(
+    ("structure", "gain", "stops"),
+    [
+        ("kron", 1.0, {"bound"}),
+        ("diag", 1.0, {"flat"}),
+        ("full", 1.0, {"flat", "not finite", "bound"}),
+        ("full", 1e3, {"flat", "not finite", "bound"}),
+    ],
+)
+def test_labels_that_are_all_wrong_end_below(structure: str, gain: float, stops: set[str]) -> None:
+    network, train, (x, y) = trained(gain=gain)
+    la = fitted(network, train, structure)
+    # The more variance, the better, up to the uniform distribution.
+    wrong = [(x, (y + 1) % 3)]
+    with pytest.warns(UserWarning, match=r"as much variance as there can be.* la.prior_precision"):
+        choose_prior_precision(la, wrong, grid_size=9, progress=False)
+    _, choice = find_prior_precision(la, wrong, grid_size=9, progress=False)
+    assert choice.at_an_end
+    assert choice.stop in stops
+
+
+def test_a_bound_below_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     network, train, (x, y) = trained()
     la = fitted(network, train, "kron")
     monkeypatch.setattr("rgpr.posteriors.prior_precision.LOWEST", 0.9e-5)
-    # Labels that are all wrong: the more variance, the better, up to the uniform distribution.
-    with pytest.warns(UserWarning, match=r"smallest prior precision .* set la.prior_precision"):
+    with pytest.warns(UserWarning, match=r"no smaller one is tried.* set la.prior_precision"):
         choose_prior_precision(la, [(x, (y + 1) % 3)], grid_size=9, progress=False)
     assert float(la.prior_precision) == pytest.approx(1e-5, rel=1e-2)
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag"])
+def test_a_label_that_is_surely_wrong_has_a_finite_likelihood(structure: str) -> None:
+    # The right class lies more than a thousand below the answer; exp(-104) is zero in float32.
+    network, train, (x, y) = trained(wrong=1, gain=1e-4, sure=100.0)
+    la = fitted(network, train, structure)
+    _, choice = find_prior_precision(la, [(x, y)], grid_size=9, progress=False)
+    with torch.no_grad():
+        mean = network(x).double()
+    losses = []
+    for factor in (0.1, 1.0, 10.0):
+        la.prior_precision = factor * choice.precision
+        variance = la._glm_predictive_distribution(x)[1].diagonal(dim1=1, dim2=2).double()
+        losses.append(float(cross_entropy(mean / (1 + math.pi / 8 * variance).sqrt(), y)))
+    assert losses[1] == min(losses)
+    assert choice.nll == pytest.approx(losses[1], rel=1e-6)
+    assert choice.map_nll == pytest.approx(float(cross_entropy(mean, y)), rel=1e-6)
+
+
+def test_every_precision_takes_one_pass() -> None:
+    network, train, validation = trained()
+    la = fitted(network, train, "diag", "all")
+    passes, predict = [], la._glm_predictive_distribution
+    la._glm_predictive_distribution = lambda x: (passes.append(len(x)), predict(x))[1]
+    _, choice = find_prior_precision(la, [validation], grid_size=5, progress=False)
+    assert not choice.extended
+    assert len(passes) == 5
 
 
 def test_a_bound_above_is_named_where_variance_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,4 +211,5 @@ def test_a_grid_of_one_is_taken_as_it_is() -> None:
     _, choice = find_prior_precision(la, [validation], grid_size=1, progress=False)
     assert math.isclose(choice.precision, 1e-4, rel_tol=1e-5)
     assert not choice.extended
+    assert choice.stop == "grid"
     assert choice.verdict == ""

@@ -1,12 +1,12 @@
 r"""The prior precision of a Laplace approximation, by the likelihood of validation data.
 
-A grid from 1e-4 to 1e4 is searched first. Where its best precision is one of its ends, the search
-goes on beyond that end in the same steps. It stops
+A grid from 1e-4 to 1e4 is searched first. Where the best precision of it is an end of those that
+give finite predictions, the search goes on beyond that end in the same steps. It stops
 
 - above, where the likelihood falls, or where the largest variance of any logit at the validation
   data is at most 1e-4. There the probit multiplies logits by :math:`1 / \sqrt{1 + \pi v / 8}`,
   more than :math:`1 - 2 \cdot 10^{-5}`: these data prefer no variance, and the posterior is MAP;
-- below, where the likelihood no longer rises;
+- below, where the likelihood falls or stays, or where predictions are no longer finite;
 - at 1e-12 and at 1e12 in any case.
 """
 
@@ -16,11 +16,10 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import nll_loss
 
 from .._network.batches import Batch
 from .._network.checks import network_dtype_device
@@ -28,6 +27,7 @@ from .._network.loaders import labelled, on_device
 from .._network.running import evaluating
 from .._network.sources import as_batches
 from ..likelihoods.classification import Classification
+from ..likelihoods.labels import of_target
 from .base import Posterior
 from .gaussian import Gaussian
 from .laplace_torch import (
@@ -40,15 +40,17 @@ from .laplace_torch import (
     structure_of,
 )
 from .last_layer_laplace import point_and_features
-from .links import probit
+from .links import probit_logits
 
 __all__ = ["PriorChoice", "choose_prior_precision", "find_prior_precision"]
 
 # Where the search stops at the latest; a little more, as steps do not meet powers of ten exactly.
 LOWEST, HIGHEST = 0.999e-12, 1.001e12
 NEGLIGIBLE = 1e-4
-# Differences between mean losses that rounding in float32 can make.
-TOLERANCE = 1e-6
+# Differences between mean losses that can come from variances which were rounded to float32.
+TOLERANCE = 1e-7
+
+Stop = Literal["grid", "fell", "flat", "not finite", "bound", "no variance"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,14 @@ class PriorChoice:
         nll: Mean negative log-likelihood of the validation data under the chosen precision.
         map_nll: The same without any variance, which is MAP.
         variance: The largest variance of a logit at the validation data.
+        stop: Why no precision beyond the chosen one was taken:
+
+            - ``"grid"``: the chosen one lies within the first grid, or the grid has no other;
+            - ``"fell"``: the likelihood is smaller beyond it;
+            - ``"flat"``: the likelihood is the same below it;
+            - ``"not finite"``: predictions are not finite beyond it;
+            - ``"bound"``: the search goes no further in any case;
+            - ``"no variance"``: the variance is negligible, which is MAP.
     """
 
     precision: float
@@ -72,6 +82,7 @@ class PriorChoice:
     nll: float
     map_nll: float
     variance: float
+    stop: Stop
 
     @property
     def equals_map(self) -> bool:
@@ -81,30 +92,35 @@ class PriorChoice:
     @property
     def at_an_end(self) -> bool:
         """Whether the search ended at the chosen precision, without a worse one beyond it."""
-        return self.lowest < self.highest and self.precision in (self.lowest, self.highest)
+        return self.stop not in ("grid", "fell")
 
     @property
     def verdict(self) -> str:
         """What to think of a choice at an end of the search; empty for one between the ends."""
         if not self.at_an_end:
             return ""
-        if self.precision == self.lowest:
-            return (
-                f"the smallest prior precision that was tried, {self.precision:.3g}, is the best: "
-                "these data prefer as much variance as there can be. Look whether the network is "
-                "far too sure of wrong answers, or set la.prior_precision yourself"
-            )
-        if self.equals_map:
+        if self.stop == "no variance":
             return (
                 "the data prefer no variance: this is MAP. With the prior precision "
                 f"{self.precision:.3g} no logit has a variance above {self.variance:.2g} at the "
                 "validation data. Wrap the network itself, choose with more validation data, or "
                 "take the marginal likelihood, la.optimize_prior_precision(method='marglik')"
             )
+        if self.precision == self.highest:
+            return (
+                f"the largest prior precision that was tried, {self.precision:.3g}, is the best, "
+                f"and logits still have variances up to {self.variance:.2g}; scale the features of "
+                "the last layer down, or set la.prior_precision yourself"
+            )
+        smaller = {
+            "flat": "smaller ones change nothing",
+            "not finite": "smaller ones give no finite predictions",
+            "bound": "no smaller one is tried",
+        }[self.stop]
         return (
-            f"the largest prior precision that was tried, {self.precision:.3g}, is the best, and "
-            f"logits still have variances up to {self.variance:.2g}; scale the features of the "
-            "last layer down, or set la.prior_precision yourself"
+            "these data prefer as much variance as there can be: the prior precision "
+            f"{self.precision:.3g} is the best, and {smaller}. Look whether the network is far too "
+            "sure of wrong answers, or set la.prior_precision yourself"
         )
 
 
@@ -127,8 +143,8 @@ def choose_prior_precision(
         The posterior with the best one.
 
     Warns:
-        UserWarning: The best precision is the last that was tried, such as where the data prefer
-            no variance at all.
+        UserWarning: The search ended without a worse precision beyond the best, such as where the
+            data prefer no variance at all, or as much as there can be.
 
     Raises:
         TypeError: It is not for classification.
@@ -184,7 +200,9 @@ class _Search:
         self.la, self.gaussians = la, gaussians
         self.losses: dict[float, float] = {}
         self.variances: dict[float, float] = {}
+        self.map_nll = math.inf
         self.extended = False
+        self.stop: Stop = "grid"
 
     def on_grid(self, grid: list[float]) -> float:
         """The best precision of a grid, or of what lies beyond the end that was the best of it."""
@@ -196,38 +214,43 @@ class _Search:
                 "no prior precision from 1e-4 to 1e4 gives finite predictions; look at the "
                 "network's outputs and at the Hessian that la.fit found"
             )
-        if len(grid) > 1 and best in (grid[0], grid[-1]):
+        finite = [precision for precision in grid if math.isfinite(self.losses[precision])]
+        if len(grid) > 1 and best in (finite[0], finite[-1]):
             step = grid[1] / grid[0]
-            best = self._beyond(best, step if best == grid[-1] else 1 / step)
+            best, self.stop = self._beyond(best, step if best == finite[-1] else 1 / step)
         return best
 
-    def _beyond(self, best: float, step: float) -> float:
-        """Goes on from an end of the grid, up to negligible variance, down to negligible priors.
+    def _beyond(self, best: float, step: float) -> tuple[float, Stop]:
+        """Goes on from an end of the grid; gives the best precision, and why it is the last.
 
-        Upwards it stops where the likelihood falls, as every step makes the posterior more like
-        MAP. Downwards it stops where the likelihood no longer rises, as the prior no longer counts
-        beside the data.
+        Upwards a likelihood that stays is no reason to stop, as every step makes the posterior more
+        like MAP. Downwards it is one, as the prior no longer counts beside the data.
         """
-        margin = TOLERANCE if step > 1 else -TOLERANCE
         while step < 1 or self.variances[best] > NEGLIGIBLE:
             following, least = best * step, min(self.losses.values())
             if not LOWEST <= following <= HIGHEST:
-                break
+                return best, "bound"
             self.extended = True
-            if self._try(following) > least + margin:
-                break
+            rise = self._try(following) - least
+            if rise > TOLERANCE:
+                return best, "fell" if math.isfinite(rise) else "not finite"
+            if step < 1 and rise >= -TOLERANCE:
+                return best, "flat"
             best = following
-        return best
+        return best, "no variance"
 
     def _try(self, precision: float) -> float:
         self.la.prior_precision = precision
-        losses, variance = [], 0.0
+        losses, without, variance = [], [], 0.0
         try:
             for number, (gaussian, target) in enumerate(self.gaussians()):
-                zero = gaussian.variance.new_zeros(len(gaussian.mean))
-                losses.append(_losses(probit(gaussian, zero), gaussian, target, number))
+                y = Classification().target(target, gaussian.mean.shape, number)
+                losses.append(_losses(probit_logits(gaussian.mean, gaussian.variance), y))
+                without.append(_losses(gaussian.mean, y))
                 variance = max(variance, float(gaussian.variance.max()))
             mean = float(torch.cat(losses).mean())
+            # Means do not depend on the precision, so every pass gives the same loss for MAP.
+            self.map_nll = float(torch.cat(without).mean())
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             mean = math.inf  # too small for a Hessian that rounding left indefinite
         self.losses[precision] = math.inf if math.isnan(mean) else mean
@@ -235,26 +258,26 @@ class _Search:
         return self.losses[precision]
 
     def choice(self, best: float) -> PriorChoice:
-        """The record of the best precision, which ``la`` has now."""
-        without = [
-            _losses(gaussian.mean.double().softmax(1), gaussian, target, number)
-            for number, (gaussian, target) in enumerate(self.gaussians())
-        ]
+        """The record of the best precision."""
         return PriorChoice(
             precision=best,
             lowest=min(self.losses),
             highest=max(self.losses),
             extended=self.extended,
             nll=self.losses[best],
-            map_nll=float(torch.cat(without).mean()),
+            map_nll=self.map_nll,
             variance=self.variances[best],
+            stop=self.stop,
         )
 
 
-def _losses(p: Tensor, gaussian: Gaussian, target: Tensor, number: int) -> Tensor:
-    """Negative log-likelihood of each example of a batch."""
-    y = Classification().target(target, gaussian.mean.shape, number)
-    return nll_loss(p.log(), on_device(y, p.device), reduction="none")
+def _losses(logits: Tensor, y: Tensor) -> Tensor:
+    """Negative log-likelihood of each example of a batch, in float64.
+
+    It is taken from logits, because the probability of a class that is surely wrong rounds to zero.
+    """
+    logs = Classification().log_probabilities(logits.double())
+    return -of_target(logs, on_device(y, logs.device))
 
 
 def _by_features(la: Any, batches: Iterable[tuple[Batch, Tensor]]) -> _Predictions:
