@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 # Modules of the extras. Blocked, they are as good as not installed.
 EXTRAS = (
-    "gpytorch", "laplace", "linear_operator", "matplotlib", "onnx", "onnxruntime", "onnxscript",
+    "gpytorch", "jinja2", "laplace", "linear_operator", "matplotlib", "onnx", "onnxruntime", "onnxscript",
     "PIL", "pyarrow", "pytorch_ood", "ray", "scipy", "shtab", "sklearn", "torchmetrics",
     "torchvision", "rgpr_paper",
 )  # fmt: skip
@@ -77,7 +77,7 @@ def test_the_core_needs_no_extra(code: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["demo"], "install 'rgpr[all]'"),
+        (["demo"], "pip install '.[demo]'"),
         (["paper", "list"], "clone its repository and run `make setup`"),
     ],
 )
