@@ -125,7 +125,9 @@ def _guarded(command: str, run: Callable[[], int]) -> int:
                 file=sys.stderr,
             )
             return 1
-        print(f"this needs more than the core ({error}); {_remedy(error, command)}", file=sys.stderr)
+        print(
+            f"this needs more than the core ({error}); {_remedy(error, command)}", file=sys.stderr
+        )
         return 1
 
 
