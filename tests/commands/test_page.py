@@ -14,7 +14,6 @@ import pytest
 from rgpr.cli import main
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
-PREPARE = "def flat(x):\n    return x.flatten(1)\n"
 
 
 def blocks(language: str) -> list[str]:
@@ -35,8 +34,8 @@ def test_the_page(
     np.savez(tmp_path / "test.npz", **test)
     np.savez(tmp_path / "turned.npz", x=test["x"][:, ::-1].copy())
     os.symlink(place / "new", tmp_path / "photos")
-    (tmp_path / "nets.py").write_text(blocks("python")[0])
-    (tmp_path / "prepare.py").write_text(PREPARE)
+    for name, code in zip(("nets.py", "prepare.py"), blocks("python"), strict=True):
+        (tmp_path / name).write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("nets", "prepare"):
