@@ -1,8 +1,8 @@
 """Networks and models of a user, from files and from code that the user names.
 
 A network is ``package.module:factory``, a function or a class that is called without arguments or a
-network itself, or a ``.pt2`` file that ``torch.export.save`` wrote, which needs no code. Weights are
-tensors alone: safetensors, or what ``torch.load(weights_only=True)`` takes.
+network itself, or a ``.pt2`` file that ``torch.export.save`` wrote, which needs no code. Weights
+are tensors alone: safetensors, or what ``torch.load(weights_only=True)`` takes.
 """
 
 from __future__ import annotations
