@@ -38,6 +38,7 @@ if find_spec("sybil") is not None:  # of the extra dev; without it the documents
 NEEDED = {
     "PIL": "the extra cli",
     "gpytorch": "the extra gp",
+    "jinja2": "the extra audit",
     "laplace": "the extra laplace",
     "latex2mathml": "the extra docs",
     "lightning": "the extra dev",

@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import builtins
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rgpr
-from rgpr.cli import main
+from rgpr.cli import EXTRAS, main
 from rgpr.commands.bases import _show
 from rgpr_paper.posterior_table import CLASSIFIERS
 
@@ -70,13 +72,34 @@ def test_without_the_extras_it_says_what_to_install(
 
     def missing(name: str, *args: Any, **kwargs: Any) -> Any:
         if name.startswith(("laplace", "matplotlib")):
-            raise ModuleNotFoundError(f"No module named '{name}'")
+            raise ModuleNotFoundError(f"No module named '{name}'", name=name)
         return real(name, *args, **kwargs)
 
     monkeypatch.delitem(sys.modules, "rgpr._demo", raising=False)
     monkeypatch.setattr(builtins, "__import__", missing)
     assert main(["demo"]) == 1
-    assert "install 'rgpr[all]'" in capsys.readouterr().err
+    assert "pip install '.[demo]'" in capsys.readouterr().err
+
+
+def packages(extra: str) -> set[str]:
+    """Names of the packages of an extra, and of the extras that it names."""
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    found = set()
+    for line in tomllib.loads(text)["project"]["optional-dependencies"][extra]:
+        name, inside = re.match(r"([\w-]+)(?:\[(.*?)\])?", line).groups()
+        found |= set().union(*map(packages, inside.split(","))) if name == "rgpr" else {name}
+    return found
+
+
+@pytest.mark.parametrize("module", EXTRAS)
+def test_errors_name_an_extra_that_has_the_package(module: str) -> None:
+    brought = {"PIL": "pillow", "laplace": "laplace-torch", "sklearn": "scikit-learn"}
+    for extra in EXTRAS[module]:
+        assert brought.get(module, module) in packages(extra)
+
+
+def test_the_extra_cli_runs_a_report_and_a_picture() -> None:
+    assert {"jinja2", "matplotlib", "pillow", "pyarrow", "shtab"} <= packages("cli")
 
 
 @pytest.mark.slow

@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[1]
 
 # Modules of the extras. Blocked, they are as good as not installed.
 EXTRAS = (
-    "gpytorch", "laplace", "linear_operator", "matplotlib", "onnx", "onnxruntime", "onnxscript",
-    "PIL", "pyarrow", "pytorch_ood", "ray", "scipy", "shtab", "sklearn", "torchmetrics",
-    "torchvision", "rgpr_paper",
+    "gpytorch", "jinja2", "laplace", "linear_operator", "matplotlib", "onnx", "onnxruntime",
+    "onnxscript", "PIL", "pyarrow", "pytorch_ood", "ray", "scipy", "shtab", "sklearn",
+    "torchmetrics", "torchvision", "rgpr_paper",
 )  # fmt: skip
 
 BLOCKED = f"""
@@ -77,7 +77,7 @@ def test_the_core_needs_no_extra(code: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["demo"], "install 'rgpr[all]'"),
+        (["demo"], "pip install '.[demo]'"),
         (["paper", "list"], "clone its repository and run `make setup`"),
     ],
 )
@@ -86,6 +86,27 @@ def test_commands_say_what_is_missing(arguments: list[str], said: str, tmp_path:
     assert done.returncode == 1
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_interrupted_while_torch_is_imported_it_leaves_no_traceback(tmp_path: Path) -> None:
+    code = """
+import sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["rgpr", "info", "m.safetensors"]
+from rgpr_command import main
+sys.exit(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 130
+    assert done.stderr.strip() == "interrupted before anything was done"
 
 
 def test_the_wheel_holds_the_library_and_nothing_else(tmp_path: Path) -> None:
@@ -99,9 +120,11 @@ def test_the_wheel_holds_the_library_and_nothing_else(tmp_path: Path) -> None:
         names = set(archive.namelist())
         info = next(name.split("/")[0] for name in names if ".dist-info/" in name)
         metadata = archive.read(f"{info}/METADATA").decode()
+        entry_points = archive.read(f"{info}/entry_points.txt").decode()
     files = (path for kind in ("py", "html") for path in (ROOT / "src/rgpr").rglob(f"*.{kind}"))
-    library = {path.relative_to(ROOT / "src").as_posix() for path in files}
+    library = {path.relative_to(ROOT / "src").as_posix() for path in files} | {"rgpr_command.py"}
     about = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
     assert names == library | {"rgpr/py.typed"} | {f"{info}/{name}" for name in about}
+    assert "rgpr = rgpr_command:main" in entry_points
     assert "License-Expression: MIT" in metadata
     assert "Honest confidence" in metadata

@@ -17,6 +17,20 @@ from .commands import COMMANDS, form
 
 __all__ = ["main"]
 
+# Extras that hold each package that a command may need. An error names the one that is called like
+# the command, or else the first.
+EXTRAS = {
+    "PIL": ("cli", "demo"),
+    "jinja2": ("cli", "demo"),
+    "laplace": ("laplace", "demo"),
+    "matplotlib": ("cli", "demo"),
+    "onnx": ("export",),
+    "onnxruntime": ("export",),
+    "onnxscript": ("export",),
+    "pyarrow": ("cli",),
+    "shtab": ("cli",),
+    "sklearn": ("sklearn", "demo"),
+}
 
 _ABOUT = """Honest confidence far from the training data.
 
@@ -87,16 +101,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     if options.print_completion is not None:
-        return _guarded(lambda: _print_completion(parser, options.print_completion))
+        return _guarded("", lambda: _print_completion(parser, options.print_completion))
     if options.command is None:
         parser.print_help()
         return 2
     # Said by parts of torch about other parts of torch.
     warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)
-    return _guarded(lambda: COMMANDS[options.command].run(options))
+    return _guarded(options.command, lambda: COMMANDS[options.command].run(options))
 
 
-def _guarded(run: Callable[[], int]) -> int:
+def _guarded(command: str, run: Callable[[], int]) -> int:
     """The exit status of a run, also of one that is interrupted or lacks an extra."""
     try:
         return run()
@@ -111,6 +125,17 @@ def _guarded(run: Callable[[], int]) -> int:
                 file=sys.stderr,
             )
             return 1
-        extra = "cli" if error.name in ("PIL", "pyarrow", "shtab") else "all"
-        print(f"this needs more than the core ({error}); install 'rgpr[{extra}]'", file=sys.stderr)
+        print(
+            f"this needs more than the core ({error}); {_remedy(error, command)}", file=sys.stderr
+        )
         return 1
+
+
+def _remedy(error: ModuleNotFoundError, command: str) -> str:
+    """How to install the package that a command lacks."""
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        return f"install it: pip install {package}" if package else "install what is missing"
+    extras = EXTRAS[package]
+    extra = command if command in extras else extras[0]
+    return f"in the folder of rgpr's source, run: pip install '.[{extra}]'"

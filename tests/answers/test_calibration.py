@@ -292,6 +292,6 @@ def test_labels_in_another_order_are_noticed() -> None:
 def test_the_printout_says_what_the_numbers_mean() -> None:
     report = Calibration(500, 500, True, (1.0, 1.0), (0.98, 0.95), 1.0)
     assert "the answers of 95.0% of these examples, of 98.0% before" in str(report)
-    assert "the variance for that grows as fast as fit left it" in str(report)
-    faster = replace(report, slope=2.5)
-    assert "the variance for that grows 2.5 times as fast as fit left it" in str(faster)
+    assert "variance that grows as steeply with the distance as after fit" in str(report)
+    steeper = replace(report, slope=2.5)
+    assert "grows 2.5 times as steeply with the distance as after fit" in str(steeper)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -257,7 +258,8 @@ def test_merged(model: rgpr.RGPR, drifted: rgpr.Monitor) -> None:
     assert merged.count == 1200 + 600
     assert merged.alarm
     assert merged.raised_by == (0,)
-    assert "ALARM by process (0,)" in str(merged)
+    assert "ALARM by process 0 after" in str(merged)
+    assert "ALARM by processes 0, 1 after" in str(replace(merged, raised_by=(0, 1)))
     capitals = [10.0**m.log10_martingale for m in (drifted, quiet, quiet)]
     assert 10.0**merged.log10_average == pytest.approx(np.mean(capitals))
     largest = drifted._martingale.peak[0] / math.log(10) - math.log10(3)

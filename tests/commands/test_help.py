@@ -112,4 +112,4 @@ def test_without_the_extra_it_says_so(
 ) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["--print-completion", "bash"]) == 1
-    assert "install 'rgpr[cli]'" in capsys.readouterr().err
+    assert "pip install '.[cli]'" in capsys.readouterr().err

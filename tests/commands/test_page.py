@@ -1,4 +1,4 @@
-"""The commands of the page Command line work, one after the other."""
+"""The commands of the page Command line and of the README work, one after the other."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 
 from rgpr.cli import main
 
-PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
-PREPARE = "def flat(x):\n    return x.flatten(1)\n"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "command-line.md"
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+def blocks(language: str, page: Path = PAGE) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
 def test_the_page(
@@ -35,8 +35,8 @@ def test_the_page(
     np.savez(tmp_path / "test.npz", **test)
     np.savez(tmp_path / "turned.npz", x=test["x"][:, ::-1].copy())
     os.symlink(place / "new", tmp_path / "photos")
-    (tmp_path / "nets.py").write_text(blocks("python")[0])
-    (tmp_path / "prepare.py").write_text(PREPARE)
+    for name, code in zip(("nets.py", "prepare.py"), blocks("python"), strict=True):
+        (tmp_path / name).write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("nets", "prepare"):
@@ -53,3 +53,19 @@ def test_the_page(
     with np.load(tmp_path / "strict.npz") as strict:
         assert strict["flag"].dtype == bool
     assert (tmp_path / "photos.csv").read_text().startswith('"path","score"')
+
+
+def test_the_readme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The files of the quick start are all that the command takes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "nets", raising=False)
+    python = blocks("python", ROOT / "README.md")
+    (files,) = (block for block in python if "nets.py" in block)
+    exec(python[0] + files, {})
+    (line,) = blocks("bash", ROOT / "README.md")
+    assert main(shlex.split(line)[1:]) == 0, capsys.readouterr().err
+    monkeypatch.delitem(sys.modules, "nets", raising=False)
+    assert (tmp_path / "report.html").is_file()

@@ -279,4 +279,5 @@ def test_nothing_that_can_be_read(
     assert "nothing could be read" in capsys.readouterr().err
     np.savez("empty.npz", x=np.zeros((0, 64), np.float32))
     assert main(predict("empty.npz", "p.csv")) == 1
+    assert "empty.npz (DATA) has no rows" in capsys.readouterr().err
     assert not list(here.glob("*.parts"))

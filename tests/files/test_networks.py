@@ -19,6 +19,9 @@ from rgpr._files.networks.programs import _suspicious, open_program
 CODE = """
 from torch import nn
 net = nn.Linear
+made = nn.Linear(4, 3)
+def sized(*, width, depth=2):
+    return nn.Linear(4, width)
 def factory():
     return nn.Linear(4, 3)
 class Held:
@@ -46,6 +49,23 @@ def test_a_factory_is_called() -> None:
     assert isinstance(network("audit_nets:Held.factory"), nn.Linear)
 
 
+def test_a_network_stands_for_itself(tmp_path: Path) -> None:
+    original = nn.Linear(4, 3)
+    save_file(original.state_dict(), tmp_path / "w.safetensors")
+    found = network("audit_nets:made", tmp_path / "w.safetensors")
+    assert torch.equal(found.weight, original.weight)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod."])
+def test_weights_of_a_wrapped_network(prefix: str, tmp_path: Path) -> None:
+    original, found = nn.Linear(4, 3), nn.Linear(4, 3)
+    state = {f"{prefix}{name}": tensor for name, tensor in original.state_dict().items()}
+    torch.save(state, tmp_path / "w.pt")
+    with pytest.warns(UserWarning, match=f"begin with '{prefix}'.*read without it"):
+        load_weights(found, tmp_path / "w.pt")
+    assert torch.equal(found.weight, original.weight)
+
+
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
@@ -55,7 +75,10 @@ def test_a_factory_is_called() -> None:
         ("audit_nets:three", "is a int; expected a function"),
         ("audit_nets:number", "returned a int; expected a torch.nn.Module"),
         ("audit_nets:fails", "failed with ZeroDivisionError: mine"),
-        ("audit_nets:net", "without arguments failed with TypeError"),
+        ("audit_nets:net", r"needs the arguments in_features, out_features, .* return net\(...\)"),
+        ("audit_nets:sized", r"needs the arguments width, .* def net\(\): return sized\(...\)"),
+        ("audit_nets.py:net", "leave out .py, and write audit_nets:net"),
+        ("models/audit_nets.py:net", "leave out .py, and write models.audit_nets:net"),
         ("audit_missing:net", "No module named 'audit_missing'.* run this in the folder"),
         ("audit_needs:net", "No module named 'audit_missing'"),
         ("audit_broken:net", "importing audit_broken failed with ZeroDivisionError"),

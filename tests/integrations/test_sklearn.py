@@ -245,16 +245,24 @@ def test_frames(iris: Any, classifier: RGPRClassifier) -> None:
     assert frame.index.tolist() == [120, 3]
     assert frame["prediction"].tolist() == classifier.predict(rows).tolist()
     for i, label in enumerate(classifier.classes_):
-        assert (frame[f"probability_{label}"] == classifier.predict_proba(rows)[:, i]).all()
+        assert (frame[f"probabilities_{label}"] == classifier.predict_proba(rows)[:, i]).all()
         assert (frame[f"set_{label}"] == classifier.predict_set(rows, 0.8)[:, i]).all()
     assert (frame["score_samples"] == classifier.score_samples(rows)).all()
     assert ((frame["p_value"] > 0) & (frame["p_value"] <= 1)).all()
+    assert not frame["flag"].any()
+    far = classifier.predict_frame(100 * rows, alpha=0.1)
+    assert far["flag"].tolist() == [True, True]
+    assert (far["flag"] == (far["p_value"] <= 0.1)).all()
+    with pytest.raises(ValueError, match="alpha=5; expected a share"):
+        classifier.predict_frame(rows, alpha=5)
+    with pytest.warns(UserWarning, match="alpha=0.001 takes 999 held-out rows .* no row can be"):
+        assert not classifier.predict_frame(100 * rows, alpha=0.001)["flag"].any()
 
 
 def test_frames_of_a_regression(regressor: RGPRRegressor) -> None:
     X, _ = make_friedman1(5, random_state=1)
     frame = regressor.predict_frame(X)
-    assert list(frame) == ["prediction", "score_samples", "p_value", "low", "high"]
+    assert list(frame) == ["prediction", "score_samples", "p_value", "flag", "low", "high"]
     assert (frame["prediction"] == regressor.predict(X)).all()
     assert (frame["low"] == regressor.predict_interval(X)[0]).all()
     without = RGPRRegressor(**SMALL, validation_fraction=0).fit(*data(RGPRRegressor))

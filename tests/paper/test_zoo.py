@@ -151,4 +151,4 @@ def test_a_missing_package_is_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     entry = Entry("timm", "away", build, table("wine"), small=True)
     monkeypatch.setattr(zoo, "all_entries", lambda: {entry.unit: entry})
     assert main(["paper", "run", "zoo", "--small", "--out", str(tmp_path)]) == 1
-    assert "pip install 'rgpr[zoo]'" in (tmp_path / "zoo" / "gaps.json").read_text()
+    assert "pip install '.[zoo]'" in (tmp_path / "zoo" / "gaps.json").read_text()

@@ -84,10 +84,10 @@ class Calibration:
             lines.append(
                 f"exactly the base's  the answers of {after} of these examples, of {before} before"
             )
-            faster = "as fast" if self.slope == 1 else f"{self.slope:.3g} times as fast"
+            times = "" if self.slope == 1 else f"{self.slope:.3g} times "
             lines.append(
-                f"stranger inputs     are made less sure; the variance for that grows {faster} as "
-                "fit left it"
+                "less sure           the answers for stranger inputs, by an added variance that "
+                f"grows {times}as steeply with the distance as after fit"
             )
         return "\n".join([*lines, *(f"! {warning}" for warning in self.warnings)])
 

@@ -87,11 +87,8 @@ def check_classes(model: RGPR, data: Data) -> None:
 
     if data.classes is None or model.likelihood != "classification":
         return
-    first = next(iter(data), None)
-    if first is None:
-        return  # which calibrating refuses
     with torch.no_grad():
-        outputs = model(first[0][:1].to(model._device)).shape[1]
+        outputs = model(data.first()[0][:1].to(model._device)).shape[1]
     if len(data.classes) != outputs:
         raise ValueError(
             f"{data.path} has {len(data.classes)} classes, {', '.join(data.classes[:5])}"

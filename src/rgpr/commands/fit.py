@@ -77,13 +77,7 @@ def fitted(options: argparse.Namespace) -> tuple[RGPR, Data]:
         residual=options.residual,
         input=options.input,
     )
-    try:
-        model.fit(data.batches(), progress=not options.no_progress)
-    except RuntimeError as error:
-        asks = ""
-        if data.columns is not None and not data.source.labelled:
-            asks = "If one of these columns holds the targets, name it by --target NAME. Else: "
-        raise RuntimeError(f"{data.about}. {asks}{error}") from error
+    model.fit(data.batches(), progress=not options.no_progress)
     return model, data
 
 

@@ -88,6 +88,8 @@ def _run(options: argparse.Namespace) -> Answer:
     takes = opened(options.file, options.model, options.device, levels)
     data: Data = read_data(options, options.data, takes.dtype, takes.shape)
     data.check_columns(takes.columns)
+    if len(data) == 0:
+        raise ValueError(f"{data.name} has no rows")
     parts = Parts(options.out, settings_of(options, "restart", "out"), restart=options.restart)
     stream = Stream(
         data,

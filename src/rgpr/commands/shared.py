@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import sys
 import traceback
 import warnings
@@ -71,8 +72,7 @@ def answering(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse
         except (ValueError, TypeError, RuntimeError, OSError, KeyError) as error:
             if options.traceback:
                 traceback.print_exc()
-            text = error.args[0] if isinstance(error, KeyError) and error.args else error
-            print(f"{name}: {text}", file=sys.stderr)
+            print(f"{name}: {_in_words(error, options)}", file=sys.stderr)
             return 1
         if options.json:
             print(json.dumps(_plain({"command": options.command, **answer.report})))
@@ -81,6 +81,41 @@ def answering(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse
         return answer.status
 
     return whole
+
+
+# Advice for programs, and the option that does the same.
+_OPTIONS = (
+    (re.compile(r"likelihood='(\w+)'"), r"--likelihood \1"),
+    (re.compile(r"RGPR\(network, input='([^']*)'\)"), r"--input \1"),
+)
+
+
+def _in_words(error: Exception, options: argparse.Namespace) -> str:
+    """What went wrong, in which of the files, and by which option it can be mended."""
+    from .._files.inputs.data import Data
+
+    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+    for advice, option in _OPTIONS:
+        text = advice.sub(option, text)
+    data, Data.begun = Data.begun, None
+    if data is None or str(data.path) in text:
+        return text
+    if "x.float() / 255" in text:
+        text += ": --divide 255, or in general --preprocess module:function"
+    elif re.search(r"\bx\.\w+\(", text) and options.preprocess is None:
+        text += ". A function of yours can do that to every batch: --preprocess module:function"
+    if not _about_shapes(error, text):
+        return f"{data.name}: {text}"
+    asks = ""
+    if data.columns is not None and not data.source.labelled:
+        asks = "If one of these columns holds the targets, name it by --target NAME. Else: "
+    about = data.about.removeprefix(f"{data.path}: ")
+    return f"{data.name}: {about}. {asks}{text}"
+
+
+def _about_shapes(error: Exception, text: str) -> bool:
+    """Whether inputs have another shape than the network or the fit expects."""
+    return isinstance(error, RuntimeError) or "has shape" in text or "rows of shape" in text
 
 
 @contextmanager
@@ -183,6 +218,12 @@ def add_data(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="package.module:function, whose code is run, for the inputs of every batch",
     )
+    group.add_argument(
+        "--divide",
+        type=_divisor,
+        metavar="N",
+        help="divide the inputs by this, such as 255 for images that are bytes in .npz",
+    )
 
 
 def read_data(
@@ -218,7 +259,20 @@ def read_data(
         std=options.std,
         on_error=options.on_error,
         preprocess=None if prepare is None else named(prepare, "--preprocess"),
+        divide=options.divide,
+        option=_given_as(options, path),
     )
+
+
+def _given_as(options: argparse.Namespace, path: Path) -> str | None:
+    """The option that a path was given by."""
+    for name, value in vars(options).items():
+        if value is path:
+            return "DATA" if name == "data" else f"--{name}"
+        for part in value if isinstance(value, list) else ():  # --ood NAME=DATA
+            if isinstance(part, tuple) and part[1] is path:
+                return f"--{name} {part[0]}"
+    return None
 
 
 def settings_of(options: argparse.Namespace, *silent: str) -> dict[str, Any]:
@@ -278,6 +332,13 @@ def _positive(text: str) -> tuple[float, ...]:
     if not all(number > 0 for number in found):
         raise argparse.ArgumentTypeError(f"'{text}': expected positive numbers")
     return found
+
+
+def _divisor(text: str) -> float:
+    found = _positive(text)
+    if len(found) != 1:
+        raise argparse.ArgumentTypeError(f"'{text}': expected one positive number, such as 255")
+    return found[0]
 
 
 def count(text: str) -> int:

@@ -46,7 +46,7 @@ def _unit(entry: Entry, small: bool) -> Result:
     except ModuleNotFoundError as error:
         if error.name not in _PACKAGES:
             raise
-        what, remedy = f"the package {error.name}", "Install it: pip install 'rgpr[zoo]'"
+        what, remedy = f"the package {error.name}", "Install it: pip install '.[zoo]'"
         raise MissingDataError(what, "it in this environment", remedy) from error
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -42,12 +42,22 @@ class Data:
 
     Attributes:
         skipped: Images that could not be read in the last pass, with the reason.
+        begun: The data whose pass was begun last and has not come to its end: what goes wrong
+            outside of a pass is about its last batch.
     """
+
+    begun: ClassVar[Data | None] = None
 
     def __init__(self, path: Path, source: Source, reading: Reading) -> None:
         self.path, self.source, self.reading = path, source, reading
         self.skipped: list[str] = []
         self._rows: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The path, and the option that it was given by."""
+        option = self.reading.option
+        return str(self.path) if option is None else f"{self.path} ({option})"
 
     @property
     def about(self) -> str:
@@ -70,9 +80,20 @@ class Data:
         return self._rows
 
     def __iter__(self) -> Iterator[Any]:
+        empty = True
         for piece in self.pieces():
             if len(piece.x):
+                empty = False
                 yield piece.x if piece.y is None else (piece.x, piece.y)
+        if empty:
+            why = f" that can be read: {self.skipped[0]}" if self.skipped else ""
+            raise ValueError(f"{self.name} has no rows{why}")
+
+    def first(self) -> Any:
+        """The first batch."""
+        found = next(iter(self))
+        Data.begun = None
+        return found
 
     def pieces(self, start: int = 0) -> Iterator[Piece]:
         """Batches with the names of their rows, also those of which no row could be read.
@@ -80,14 +101,16 @@ class Data:
         Args:
             start: The first row, a multiple of the batch's size.
         """
-        self.skipped = []
+        self.skipped, Data.begun = [], self
         for piece in self.source.pieces(self.reading.batch_size, start):
             self.skipped += piece.skipped
             yield replace(piece, x=self._prepared(piece.x)) if len(piece.x) else piece
+        Data.begun = None
 
     def _prepared(self, x: Tensor) -> Tensor:
-        x = x.to(self.reading.dtype) if x.is_floating_point() else x
-        prepare = self.reading.preprocess
+        divide, prepare = self.reading.divide, self.reading.preprocess
+        x = x.to(self.reading.dtype) if x.is_floating_point() or divide is not None else x
+        x = x if divide is None else x / divide
         if prepare is None:
             return x
         try:

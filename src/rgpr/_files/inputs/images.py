@@ -40,6 +40,11 @@ class Images(Source):
                 f"{path} is a folder of images, which has no columns: leave out --columns and "
                 "--target; labels come from the names of its folders"
             )
+        if reading.divide is not None:
+            raise ValueError(
+                f"{path} is a folder of images, which are read as numbers between 0 and 1: leave "
+                "out --divide; --mean and --std normalise them"
+            )
         self.path, self._reading = path, reading
         folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and _shown(entry))
         names = [folder.name for folder in folders]

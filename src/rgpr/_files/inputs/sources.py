@@ -29,6 +29,8 @@ class Reading:
         std: Each channel is divided by it.
         on_error: What to do with an image that cannot be read: ``"stop"`` or ``"skip"``.
         preprocess: Applied to the inputs of every batch.
+        divide: What the inputs are divided by, before that; 255 makes bytes numbers in [0, 1].
+        option: How the path was given, for errors, such as ``--val``.
     """
 
     target: str | None = None
@@ -42,6 +44,8 @@ class Reading:
     std: tuple[float, ...] | None = None
     on_error: str = "stop"
     preprocess: Callable[[Tensor], Tensor] | None = None
+    divide: float | None = None
+    option: str | None = None
 
 
 @dataclass(frozen=True)

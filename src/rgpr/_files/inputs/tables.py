@@ -18,6 +18,9 @@ from .sources import Piece, Reading, Source, refuse_image_options
 __all__ = ["Table"]
 
 TARGETS = ("y", "label", "target")
+# What a frame's index is called in a file: by to_csv, when that is read and saved again, and by
+# to_parquet.
+_INDEX = ("", "Unnamed: 0", "__index_level_0__")
 # Rows that are decoded at once: enough to be fast, and little memory even for a thousand columns.
 _ROWS = 8192
 
@@ -39,6 +42,8 @@ class Table(Source):
         self._target = self._targets(reading.target, kinds)
         left = [name for name in kinds if name not in self._target]
         numbers = [name for name in left if _is_number(kinds[name])]
+        if reading.columns is None:
+            self._refuse_index(numbers)
         self.columns = tuple(numbers if reading.columns is None else reading.columns)
         self._check(kinds, (*self.columns, *self._target))
         if not self.columns:
@@ -62,6 +67,21 @@ class Table(Source):
         if target is None:
             return tuple(name for name in TARGETS if name in kinds)[:1]
         return (target,) if target in kinds else tuple(target.split(","))
+
+    def _refuse_index(self, numbers: list[str]) -> None:
+        """Numbers of rows are no input; frames that are saved with their index have such a column.
+
+        Raises:
+            ValueError: There is one.
+        """
+        found = [name for name in numbers if name in _INDEX]
+        if found:
+            what = f"the column '{found[0]}'" if found[0] else "a column without a name"
+            raise ValueError(
+                f"{self.path}: {what} would be an input, and is probably the index of the frame "
+                "that was saved. Save it without, frame.to_csv(path, index=False), or name the "
+                "columns of the inputs by --columns A,B"
+            )
 
     def _check(self, kinds: dict[str, Any], used: tuple[str, ...]) -> None:
         missing = [name for name in used if name not in kinds]

@@ -1,14 +1,16 @@
 """Networks and models of a user, from files and from code that the user names.
 
-A network is ``package.module:factory``, a function or a class that is called without arguments, or
-a ``.pt2`` file that ``torch.export.save`` wrote, which needs no code. Weights are tensors alone:
-safetensors, or what ``torch.load(weights_only=True)`` takes.
+A network is ``package.module:factory``, a function or a class that is called without arguments or a
+network itself, or a ``.pt2`` file that ``torch.export.save`` wrote, which needs no code. Weights
+are tensors alone: safetensors, or what ``torch.load(weights_only=True)`` takes.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -39,6 +41,9 @@ def named(spec: str, option: str) -> Callable[..., Any]:
     module, colon, name = spec.partition(":")
     if not colon or not module or not name:
         raise ValueError(f"{option} {spec}: expected package.module:function, with a colon")
+    if module.endswith(".py"):
+        dotted = ".".join(Path(module).with_suffix("").parts)
+        raise ValueError(f"{option} {spec}: leave out .py, and write {dotted}:{name}")
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -70,7 +75,7 @@ def network(spec: str, weights: str | Path | None = None) -> nn.Module:
     """A network, with its weights.
 
     Args:
-        spec: ``package.module:factory``, or a ``.pt2`` file.
+        spec: ``package.module:factory``, a network in place of the factory, or a ``.pt2`` file.
         weights: A ``.safetensors`` file, or a ``.pt`` or ``.pth`` file of tensors alone.
 
     Raises:
@@ -81,15 +86,7 @@ def network(spec: str, weights: str | Path | None = None) -> nn.Module:
         if weights is not None:
             raise ValueError(f"{spec} holds its weights: leave out --weights {weights}")
         return torch.export.unflatten(open_program(Path(spec)))
-    try:
-        found = named(spec, "--model")()
-    except ValueError:
-        raise
-    except Exception as error:
-        raise ValueError(
-            f"--model {spec}: calling it without arguments failed with {type(error).__name__}: "
-            f"{error}"
-        ) from error
+    found = _made(named(spec, "--model"), spec)
     if not isinstance(found, nn.Module):
         raise ValueError(
             f"--model {spec} returned a {type(found).__name__}; expected a torch.nn.Module"
@@ -99,6 +96,39 @@ def network(spec: str, weights: str | Path | None = None) -> nn.Module:
     return found
 
 
+def _made(factory: Callable[..., Any], spec: str) -> Any:
+    """What a factory returns; a network stands for itself."""
+    if isinstance(factory, nn.Module):
+        return factory
+    needed = _needed(factory)
+    if needed:
+        name = spec.rpartition(":")[2].rpartition(".")[2]
+        raise ValueError(
+            f"--model {spec} needs the arguments {', '.join(needed)}, and is called without any. "
+            f"Write a function that gives them, such as def net(): return {name}(...), and name "
+            "that"
+        )
+    try:
+        return factory()
+    except Exception as error:  # code of the user's own
+        raise ValueError(
+            f"--model {spec}: calling it without arguments failed with {type(error).__name__}: "
+            f"{error}"
+        ) from error
+
+
+def _needed(factory: Callable[..., Any]) -> list[str]:
+    """Names of the arguments that a function cannot do without, as far as it says."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return []
+    some = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [
+        each.name for each in parameters if each.default is each.empty and each.kind not in some
+    ]
+
+
 def load_weights(network: nn.Module, path: Path) -> None:
     """Load weights that fit one to one.
 
@@ -106,8 +136,8 @@ def load_weights(network: nn.Module, path: Path) -> None:
         FileNotFoundError: There is no such file.
         ValueError: The file is damaged, holds more than tensors, or belongs to another network.
     """
-    state = _weights(path)
     own = network.state_dict()
+    state = _without_prefix(_weights(path), own, path)
     problems = [
         f"{what} {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
         for what, names in (
@@ -129,6 +159,22 @@ def load_weights(network: nn.Module, path: Path) -> None:
     if problems:
         raise ValueError(f"--weights {path} does not fit the network: {'; '.join(problems)}")
     network.load_state_dict(dict(state))
+
+
+def _without_prefix(
+    state: Mapping[str, Tensor], own: Mapping[str, Any], path: Path
+) -> Mapping[str, Tensor]:
+    """Weights under the network's own names, where a wrapper put its name before each of them."""
+    for prefix, wrapper in (("module.", "DataParallel"), ("_orig_mod.", "torch.compile")):
+        names = {name: name.removeprefix(prefix) for name in state}
+        if set(names.values()) == set(own) and set(state) != set(own):
+            warnings.warn(
+                f"the names in {path} begin with '{prefix}', as {wrapper} writes them; they are "
+                "read without it",
+                stacklevel=4,
+            )
+            return {names[name]: tensor for name, tensor in state.items()}
+    return state
 
 
 def _weights(path: Path) -> Mapping[str, Tensor]:

@@ -56,7 +56,9 @@ class Merged:
     drifted: tuple[str, ...]
 
     def __str__(self) -> str:
-        found = f"ALARM by process {self.raised_by}" if self.alarm else "no alarm"
+        which = "process" if len(self.raised_by) == 1 else "processes"
+        raised = f"ALARM by {which} {', '.join(map(str, self.raised_by))}"
+        found = raised if self.alarm else "no alarm"
         layers = f"; drifted layers: {', '.join(self.drifted)}" if self.drifted else ""
         return f"{found} after {self.count} inputs in {self.processes} processes{layers}"
 

@@ -80,5 +80,5 @@ def _pytorch_ood(name: str) -> Any:
         return getattr(import_module("pytorch_ood.detector"), name)
     except ImportError as error:
         raise ImportError(
-            f"{name} is computed by pytorch-ood: pip install 'rgpr[ood]' or pytorch-ood"
+            f"{name} is computed by pytorch-ood: pip install '.[ood]' or pytorch-ood"
         ) from error

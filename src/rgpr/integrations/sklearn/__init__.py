@@ -1,6 +1,6 @@
 """Estimators for scikit-learn: a ReLU network for tables that knows what it has not seen.
 
-They need scikit-learn 1.6 or newer: ``pip install 'rgpr[sklearn]'``.
+They need scikit-learn 1.6 or newer: ``pip install '.[sklearn]'``.
 
 **Trained inside or given.** Without ``network`` a small ReLU network is trained on the rows that
 :meth:`fit` gets. With one that is trained already, only the residual is fitted and calibrated.

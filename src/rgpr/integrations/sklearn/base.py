@@ -15,7 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from ...answers import Calibration, Predictions
+from ...answers import Calibration, Predictions, conformal
 from ...model import RGPR
 from .training import Training
 
@@ -67,12 +67,24 @@ class ResidualEstimator(BaseEstimator):
         """
         return -self._answers(X).score
 
-    def _predict_frame(self, X: Any, coverage: float) -> tuple[dict[str, Array], Predictions, Any]:
+    def _predict_frame(
+        self, X: Any, coverage: float, alpha: float
+    ) -> tuple[dict[str, Array], Predictions, Any]:
         """Columns that both kinds of estimators have, all answers, and the index of ``X``."""
+        if not 0 < alpha < 1:
+            raise ValueError(f"alpha={alpha}; expected a share of ordinary rows, such as 0.05")
         found = self._answers(X, coverage)
         last = {"score_samples": -found.score}
-        if found.p_value is not None:
-            last["p_value"] = found.p_value
+        if found.p_value is not None and self.calibration_ is not None:
+            held, needed = self.calibration_.examples, conformal.references_for(alpha)
+            if held < needed:
+                warnings.warn(
+                    f"alpha={alpha} takes {needed} held-out rows and there were {held}, so no row "
+                    "can be flagged; fit with more rows, with a larger validation_fraction, or "
+                    "give a larger alpha",
+                    stacklevel=3,
+                )
+            last |= {"p_value": found.p_value, "flag": found.p_value <= alpha}
         return last, found, X.index if hasattr(X, "iloc") else None
 
     # -- fitting ---------------------------------------------------------------------------------

@@ -129,18 +129,24 @@ class RGPRClassifier(ClassifierMixin, ResidualEstimator):
         assert found is not None  # calibrated with labels
         return found
 
-    def predict_frame(self, X: Any, coverage: float = 0.9) -> Any:
+    def predict_frame(self, X: Any, coverage: float = 0.9, alpha: float = 0.05) -> Any:
         """Everything as one pandas frame, with the index of ``X`` if it is a frame.
 
-        The columns are ``prediction``, ``probability_A`` for every class ``A``,
-        ``score_samples`` and, with held-out rows, ``p_value`` and ``set_A``.
+        The columns are ``prediction``, ``probabilities_A`` for every class ``A``,
+        ``score_samples`` and, with held-out rows, ``p_value``, ``flag`` and ``set_A``.
+
+        Args:
+            X: Rows as for :meth:`fit`.
+            coverage: The probability that a set holds the right class.
+            alpha: Rows with a p-value of at most this are flagged: at most this share of rows like
+                the held-out ones.
         """
         import pandas as pd  # type: ignore[import-untyped]
 
-        last, found, index = self._predict_frame(X, coverage)
+        last, found, index = self._predict_frame(X, coverage, alpha)
         assert found.probabilities is not None  # a classification
         columns = {"prediction": self.classes_[found.probabilities.argmax(1)]}
-        columns |= self._by_class("probability", found.probabilities) | last
+        columns |= self._by_class("probabilities", found.probabilities) | last
         if found.set is not None:
             columns |= self._by_class("set", found.set)
         return pd.DataFrame(columns, index=index)

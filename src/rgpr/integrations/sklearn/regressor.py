@@ -102,15 +102,21 @@ class RGPRRegressor(MultiOutputMixin, RegressorMixin, ResidualEstimator):
         assert found is not None  # calibrated with targets
         return self._shaped(found[0]), self._shaped(found[1])
 
-    def predict_frame(self, X: Any, coverage: float = 0.9) -> Any:
+    def predict_frame(self, X: Any, coverage: float = 0.9, alpha: float = 0.05) -> Any:
         """Everything as one pandas frame, with the index of ``X`` if it is a frame.
 
         The columns are ``prediction``, ``score_samples`` and, with held-out rows, ``p_value``,
-        ``low`` and ``high``; several numbers have ``prediction_0``, ``low_0`` and so on.
+        ``flag``, ``low`` and ``high``; several numbers have ``prediction_0``, ``low_0`` and so on.
+
+        Args:
+            X: Rows as for :meth:`fit`.
+            coverage: The probability that an interval holds the target.
+            alpha: Rows with a p-value of at most this are flagged: at most this share of rows like
+                the held-out ones.
         """
         import pandas as pd  # type: ignore[import-untyped]
 
-        last, found, index = self._predict_frame(X, coverage)
+        last, found, index = self._predict_frame(X, coverage, alpha)
         assert found.mean is not None  # a regression
         columns = self._named("prediction", found.mean) | last
         if found.interval is not None:

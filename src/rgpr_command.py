@@ -1,0 +1,21 @@
+"""Where the command ``rgpr`` starts: outside of the library, whose import takes the first second.
+
+Ctrl-C in that second ends as it does later, by exit code 130 and without a traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Import the library and run the command; returns the exit status."""
+    try:
+        from rgpr.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        print("\ninterrupted before anything was done", file=sys.stderr)
+        return 130
