@@ -14,7 +14,7 @@ Tables and images are read as they are needed; only ``.npz`` files are held in m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,9 +70,13 @@ class Data:
         return self._rows
 
     def __iter__(self) -> Iterator[Any]:
+        return (batch for batch, _ in self.named())
+
+    def named(self) -> Iterator[tuple[Any, Sequence[str] | None]]:
+        """The same batches, with the files of their rows if each row has one."""
         for piece in self.pieces():
             if len(piece.x):
-                yield piece.x if piece.y is None else (piece.x, piece.y)
+                yield piece.x if piece.y is None else (piece.x, piece.y), piece.names
 
     def pieces(self, start: int = 0) -> Iterator[Piece]:
         """Batches with the names of their rows, also those of which no row could be read.
@@ -157,6 +161,9 @@ class _Batches(Batches):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.data)
+
+    def named(self) -> Iterator[tuple[Any, Sequence[str] | None]]:
+        return self.data.named()
 
 
 def read(path: str | Path, *, target: str | None = None, batch_size: int = 256, **how: Any) -> Data:
