@@ -50,12 +50,23 @@ def test_demo_shows_the_effect(demo: dict[str, Any], task: str) -> None:
         assert extended["confidence"]["1e+06"] < result["uniform"] + 0.05
 
 
+def test_demo_and_its_report_say_the_same(demo: dict[str, Any]) -> None:
+    found = demo["digits"]["models"]["last-layer Laplace + RGPR"]["auroc"]
+    html = (demo["out"] / "report.html").read_text()
+    for kind, auroc in found.items():
+        part = html.split(f"<h3>{kind} ")[1]
+        row = part.split("<td>RGPR, score</td>")[1]
+        assert re.findall(r">([\d.]+)</td>", row)[0] == f"{100 * auroc:.1f}"
+    assert "<img" in html  # flat digits are drawn as images
+
+
 def test_demo_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["demo", "--out", str(tmp_path), "--quick", "--seed", "1"])
     printed = capsys.readouterr().out
     assert "1/C = 0.100" in printed
     assert "MAP + RGPR" in printed
     assert str(tmp_path / "moons.png") in printed
+    assert "how sure each model is over the plane" in printed
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from . import noise
 from ._atomic import replacing
 from ._progress import bar
 from .audit import audit
+from .audit.findings import made_outliers
 from .metrics import accuracy, auroc, confidence, ece, nll
 from .model import RGPR
 from .posteriors import choose_prior_precision, fit_laplace
@@ -32,6 +32,7 @@ from .posteriors import choose_prior_precision, fit_laplace
 __all__ = ["Task", "confidence_map", "digits", "moons", "plane", "run", "show_map", "train", "wrap"]
 
 ALPHAS = (1.0, 10.0, 100.0, 1e4, 1e6)
+_REPORTED = "last-layer Laplace + RGPR"
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def run(out: Path, *, seed: int = 0, quick: bool = False) -> dict[str, Any]:
     _pyplot()  # before the work, where it is not installed
     out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {}
-    pictures = []
+    pictures: dict[Path, str] = {}
     for whole in (digits(seed), moons(seed)):
         torch.manual_seed(seed)
         task, validation = whole.split()
@@ -79,19 +80,29 @@ def run(out: Path, *, seed: int = 0, quick: bool = False) -> dict[str, Any]:
         results[task.name] = evaluate(models, task)
         print_table(task, results[task.name])
         if task.name == "digits":
-            pictures.append(draw_far_away(models, task, out / "confidence-far-away.png"))
-            best = models["last-layer Laplace + RGPR"]
-            found = audit(best, task.test, title="Digits", command="rgpr demo", progress=False)
-            pictures.append(found.save(out / "report.html"))
+            path = draw_far_away(models, task, out / "confidence-far-away.png")
+            pictures[path] = "how sure each model is of digits as they are scaled up"
+            found = audit(
+                models[_REPORTED],
+                task.test,
+                title="Digits",
+                command="rgpr demo",
+                image=(8, 8),
+                progress=False,
+            )
+            path = found.save(out / "report.html")
+            pictures[path] = f"an audit of '{_REPORTED}' on digits, to open in a browser"
         else:
             resolution = 40 if quick else 200
-            pictures.append(draw_moons(models, task, out / "moons.png", resolution))
+            path = draw_moons(models, task, out / "moons.png", resolution)
+            pictures[path] = "how sure each model is over the plane, near two moons and far away"
     report = out / "results.json"
     with replacing(report) as temporary:
         temporary.write_text(json.dumps(results, indent=2) + "\n")
     print(f"\nDone in {time.perf_counter() - started:.0f} s. Look at:")
-    for path in (*pictures, report):
-        print(f"  {path.resolve()}")
+    pictures[report] = "the numbers of both tables, for programs"
+    for path, shows in pictures.items():
+        print(f"  {path.resolve()}\n      {shows}")
     return results
 
 
@@ -172,12 +183,7 @@ def evaluate(models: Mapping[str, RGPR], task: Task) -> dict[str, Any]:
     Outliers are found by the score where there is a residual, else by the confidence.
     """
     x, y = task.test
-    generator = torch.Generator().manual_seed(0)
-    low, high = x.amin(0), x.amax(0)
-    outliers = {
-        "shuffled": noise.permuted(x, scale=(1.0, 1.0), generator=generator),
-        "noise": noise.uniform(x, low=low, high=high, generator=generator),
-    }
+    outliers = {kind: z for kind, (_, z) in made_outliers(x).items()}
     rows = {}
     for name, model in models.items():
         probabilities = model(x)
@@ -202,13 +208,15 @@ def print_table(task: Task, result: Mapping[str, Any]) -> None:
     print(
         f"{'':26}{'accuracy':>9}{'NLL':>8}{'ECE':>7}  "
         + "".join(f"{alpha:>8g}" for alpha in ALPHAS)
-        + f"{'shuffled':>13}{'noise':>8}"
+        + f"{'shuffled':>13}{'uniform':>9}"
     )
     for name, row in result["models"].items():
         far = "".join(f"{value:>8.3f}" for value in row["confidence"].values())
-        found = f"{row['auroc']['shuffled']:>13.1%}{row['auroc']['noise']:>8.1%}"
+        found = f"{row['auroc']['shuffled']:>13.1%}{row['auroc']['uniform']:>9.1%}"
         print(f"{name:26}{row['accuracy']:>9.1%}{row['nll']:>8.3f}{row['ece']:>7.1%}  {far}{found}")
     print("* of the confidence in rows without RGPR, which have no score")
+    for kind, (words, _) in made_outliers(task.test[0]).items():
+        print(f"  {kind}: {words}")
 
 
 @torch.no_grad()

@@ -67,6 +67,7 @@ _LEARNED = (
     "_references",
     "_label_scores",
     "_layer_references",
+    "_val_keys",
 )
 
 
@@ -129,6 +130,7 @@ class RGPR(StableBuffers):
     _references: Tensor | None
     _label_scores: Tensor | None
     _layer_references: Tensor | None
+    _val_keys: Tensor | None
 
     def __init__(
         self,
@@ -175,6 +177,8 @@ class RGPR(StableBuffers):
         self._input_shape: Shape | None = None
         self._columns: tuple[str, ...] | None = None
         self.residual = None
+        # What the last calibration warned of, which a report says again; a file does not keep it.
+        self._notes: list[str] = []
         device = network_dtype_device(self.posterior.network)[1]
         one = torch.ones((), dtype=torch.float64, device=device)
         self.register_buffer("_temperature", one)
@@ -232,6 +236,7 @@ class RGPR(StableBuffers):
         self.residual = fitted.residual
         for name in _LEARNED:
             setattr(self, name, None)
+        self._notes = []
         self._fit_keys = fitted.keys
         self._fit_count = torch.tensor(fitted.count, device=self._device)
         self._temperature = torch.ones_like(self._temperature)
@@ -398,7 +403,8 @@ class RGPR(StableBuffers):
         residual.onset, residual.slope = found.chosen.onset, found.chosen.slope
         self._temperature = found.chosen.temperature
         self._references, self._label_scores = found.references, found.label_scores
-        self._layer_references = found.layers
+        self._layer_references, self._val_keys = found.layers, found.keys
+        self._notes = report.warnings
         return report
 
     @torch.inference_mode(False)
@@ -810,7 +816,7 @@ class RGPR(StableBuffers):
         now, device = parts.extension, self._device
         self.posterior, self.recipe, self._columns = now.posterior, parts.recipe, parts.columns
         self._likelihood, self.nan, self.input = now.likelihood, now.nan, now.source
-        self._likelihood_is_guessed = False
+        self._likelihood_is_guessed, self._notes = False, []
         self._layers, self._input_shape = list(now.representations), now.input_shape
         self._choice = as_choice(now.representations)
         self.residual = now.residual.to(device)

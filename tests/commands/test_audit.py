@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +36,10 @@ def test_one_command_from_weights_to_a_report(
     assert told["answers"]["RGPR"]["accuracy"] > 0.8
     assert told["detection"]["noise"]["RGPR, score"]["auroc"] > 0.95
     html = (here / "report.html").read_text()
-    assert "My digits" in html
+    assert "<h1>My digits</h1>" in html
+    assert told["warnings"] == []
+    assert told["like_held_out"] in (True, False)
+    assert "<img" not in html  # columns are no picture, unless --image says so
     assert "rgpr" in html
     assert "500 inputs with labels" in html
 
@@ -46,7 +51,12 @@ def test_a_fitted_model_in_words(
     base = ["audit", *MODEL, "--test", "new", "--preprocess", "command_nets:flat"]
     assert main([*base, "--fitted", "m.safetensors", "--out", "r.html"]) == 0
     assert "RGPR, score" in capsys.readouterr().out
+    html = (here / "r.html").read_text()
+    assert html.count("<img") == 12  # of a folder of images, though --preprocess made them flat
+    assert "<h1>digits</h1>" in html
+    assert re.search(r"<span>\d/<wbr>\d{4}\.png</span>", html)
     wrong = {
+        "ends in .html or .htm": [*base, "--fitted", "none", "--out", "r.pdf"],
         "give either --fitted FILE, or --train DATA": [*base, "--out", "r.html"],
         "no folder": [*base, "--fitted", "m.safetensors", "--out", "none/r.html"],
         "this name is taken": [
@@ -63,6 +73,42 @@ def test_a_fitted_model_in_words(
     with pytest.raises(SystemExit):
         main([*base, "--ood", "no-name", "--out", "r.html"])
     assert "expected NAME=DATA" in capsys.readouterr().err
+
+
+def test_what_is_warned_of_stands_in_the_report(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data(here)
+    mistakes = ("--train", "train.npz", "--val", "train.npz", "--test", "train.npz")
+    assert main(["audit", *MODEL, *mistakes, "--out", "r.html", "--image", "8x8"]) == 0
+    html, said = (here / "r.html").read_text(), capsys.readouterr().err
+    for words in (
+        "o --weights: the weights are those that command_nets:digits",
+        "p-values and sets will not keep their promise",
+        "test inputs are training inputs that fit saw",
+        "test inputs are validation inputs that calibrate saw",
+    ):
+        assert words in said
+        assert html.count(words) == 1
+    assert html.count("<img") == 12
+
+
+def test_classes_have_the_names_of_their_folders(here: Path) -> None:
+    names = {str(number): f"kind{number}" for number in range(10)}
+    for number, name in names.items():
+        shutil.copytree(here / "new" / number, here / "named" / name)
+    classes = ("--classes", ",".join(names.values()))
+    base = ("audit", *MODEL, "--weights", "weights.safetensors", "--train", "train.npz")
+    rest = ("--test", "named", "--preprocess", "command_nets:flat", "--out", "r.html")
+    assert main([*base, *rest[:2], *classes, *rest[2:]]) == 1  # --classes is for folders alone
+    fit = ("--weights", "weights.safetensors", "--train", "train.npz", "--out", "f.safetensors")
+    assert main(["fit", *MODEL, *fit]) == 0
+    fitted = ("audit", *MODEL, "--fitted", "f.safetensors")
+    assert main([*fitted, *rest, *classes]) == 0
+    html = (here / "r.html").read_text()
+    assert re.search(r"<b>kind\d</b> \d", html)
+    assert re.search(r"<span>kind\d/<wbr>\d{4}\.png", html)
+    assert "class 1" not in html
 
 
 def test_a_monitor_goes_on_from_run_to_run(

@@ -19,7 +19,7 @@ image or words, and stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,10 @@ class Batches:
     def __iter__(self) -> Iterator[Any]:
         for number in range(len(self)):  # one empty batch if there is no row: it has a shape
             yield self.cut(slice(number * self._size, (number + 1) * self._size))
+
+    def named(self) -> Iterator[tuple[Any, Sequence[str] | None]]:
+        """The same batches, with the names of their rows where these have any."""
+        return ((batch, None) for batch in self)
 
 
 def as_batches(source: Any, network: nn.Module | None = None, y: Any = None) -> Iterable[Any]:

@@ -102,15 +102,18 @@ class Calibrated:
         label_scores: Conformal scores of their labels, in ascending order; ``None`` without labels.
         layers: How strange each representation found some of these inputs, ``(N, L)``, in the units
             of :class:`~rgpr.answers.Explanation`: what :class:`rgpr.Monitor` compares layers with.
+        keys: Keys of the same inputs, by which test data that hold some of them are noticed; see
+            :func:`rgpr._network.reservoir.row_keys`.
     """
 
     chosen: Chosen
     references: Tensor
     label_scores: Tensor | None
     layers: Tensor
+    keys: Tensor
 
 
-# Inputs whose layers are kept: 32 KiB for each representation.
+# Inputs whose layers and keys are kept: 32 KiB for each representation, and for the keys.
 _LAYER_REFERENCES = 4096
 
 
@@ -159,7 +162,8 @@ def calibrate(
     typical = given.residual.typical
     # The kept examples are in an order as good as random, so the first are an even sample.
     layers = examples.u[:_LAYER_REFERENCES] / torch.where(typical > 0, typical, 1.0)
-    return Calibrated(chosen, references, label_scores, layers), Calibration(
+    keys = examples.keys[:_LAYER_REFERENCES].to(layers.device)
+    return Calibrated(chosen, references, label_scores, layers, keys), Calibration(
         examples=len(examples),
         seen=examples.seen,
         labelled=examples.target is not None,

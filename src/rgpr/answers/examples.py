@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -70,6 +70,8 @@ class Examples:
         watched: How many of them had one of the keys that were watched for.
         link: What makes probabilities of moments.
         likelihood: What the outputs stand for.
+        keys: Keys of the inputs, ``(N,)``, see :func:`rgpr._network.reservoir.row_keys`; empty
+            where nobody needs them.
     """
 
     u: Tensor
@@ -80,6 +82,7 @@ class Examples:
     watched: int = 0
     link: str = "probit"
     likelihood: Likelihood = LIKELIHOODS["classification"]
+    keys: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
 
     def __len__(self) -> int:
         return len(self.u)
@@ -98,7 +101,8 @@ class Examples:
         """Some of the examples."""
         target = None if self.target is None else self.target[rows]
         u, first, second = self.u[rows], self.first[rows], self.second[rows]
-        return replace(self, u=u, first=first, second=second, target=target)
+        keys = self.keys[rows] if len(self.keys) else self.keys
+        return replace(self, u=u, first=first, second=second, target=target, keys=keys)
 
     def chunks(self) -> Iterator[Examples]:
         """The same examples in parts of bounded size."""
@@ -189,11 +193,11 @@ def collect(extension: Extension, loader: Iterable[Any], wanted: Wanted) -> Exam
         everything.merge(state)
     if everything.seen == 0:
         raise ValueError(f"{wanted.description}: the loader gave only empty batches")
-    u, first, second, *rest = everything.items
+    keys, u, first, second, *rest = everything.state[1]
     watched = sum(watched for _, _, watched in shards)
     target = rest[0] if rest else None
     about = (everything.seen, watched, wanted.link, extension.likelihood)
-    return Examples(u, first, second, target, *about)
+    return Examples(u, first, second, target, *about, keys)
 
 
 class _Shard:

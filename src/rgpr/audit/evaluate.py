@@ -109,6 +109,19 @@ class Evaluation:
             draw(found, ax)
         return axes
 
+    @property
+    def like_held_out(self) -> bool | None:
+        """Whether the test data look like those of the calibration; ``None`` without one."""
+        return self.alarms["gap"] <= self.alarms["gap by chance"] if self.alarms else None
+
+    @property
+    def verdict(self) -> str:
+        """The same in words."""
+        if self.like_held_out is None:
+            return "nothing is known about whether these test data are like the held-out data"
+        look = "look" if self.like_held_out else "are probably not"
+        return f"these test data {look} like the held-out data"
+
     def __str__(self) -> str:
         parts = [self._answers_text()] if self.answers else []
         if self.alarms:
@@ -129,14 +142,11 @@ class Evaluation:
 
     def _alarms_text(self) -> str:
         alpha, gap, chance = (self.alarms[name] for name in ("alpha", "gap", "gap by chance"))
-        verdict = "so these test data look like the held-out data"
-        if gap > chance:
-            verdict = "so these test data are probably not like the held-out data"
         return (
             f"{100 * self.alarms['false alarms']:.1f} % of the test data are flagged at alpha = "
             f"{alpha:g}; of data like the held-out data about {100 * alpha:g} % are.\n"
             f"At no level is the share of flagged inputs further than {gap:.3f} from that level. "
-            f"By chance alone it stays within {chance:.3f} in 19 of 20 cases,\n{verdict}."
+            f"By chance alone it stays within {chance:.3f} in 19 of 20 cases,\nso {self.verdict}."
         )
 
     def _detection_text(self, name: str) -> str:
@@ -195,7 +205,9 @@ def subject_of(model: RGPR, detectors: Mapping[str, Any] | None = None) -> Subje
     """A fitted model as :mod:`rgpr.audit.passes` takes it."""
     bound = None if model._label_scores is None else model._bound(0.9)
     given, references = model._as_given(), model._references
-    return Subject(model._extension(), references, given, bound, dict(detectors or {}))
+    keys = {"training": model._fit_keys, "validation": model._val_keys}
+    known = {name: each.cpu() for name, each in keys.items() if each is not None}
+    return Subject(model._extension(), references, given, bound, dict(detectors or {}), known)
 
 
 def named(outliers: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from .._network.batches import Batch
 from .._network.checks import network_dtype_device
 from .._network.loaders import inputs_and_targets, on_device
 from .._network.outputs import outputs_of
+from .._network.reservoir import row_keys
 from .._network.running import evaluating, watching
 from .._network.trace import linear_head
 from ..answers.conformal import p_values
@@ -59,6 +60,8 @@ class Subject:
         bound: The largest conformal score inside of them; ``None`` without labelled validation
             data.
         detectors: Other detectors by name, see :func:`rgpr.evaluate`.
+        known: Keys of inputs that the model has seen, by the name of the data; see
+            :func:`rgpr._network.reservoir.row_keys`.
     """
 
     extension: Extension
@@ -66,6 +69,7 @@ class Subject:
     given: Extension
     bound: Tensor | None
     detectors: Mapping[str, Any]
+    known: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def methods(self) -> list[str]:
@@ -93,6 +97,7 @@ class Answers:
         right: By method, whether it was right, ``(Q,)``.
         sums: By method and name of the metric, sums over the labelled inputs.
         seconds: How long the pass took, by the clock.
+        known: By the name of the data, how many of the inputs the model has surely seen.
     """
 
     count: int = 0
@@ -103,6 +108,7 @@ class Answers:
     right: dict[str, Tensor] = field(default_factory=dict)
     sums: dict[str, dict[str, float]] = field(default_factory=dict)
     seconds: float = 0.0
+    known: dict[str, int] = field(default_factory=dict)
 
 
 def read(subject: Subject, data: Iterable[Any], description: str, progress: bool) -> Answers:
@@ -120,6 +126,10 @@ def read(subject: Subject, data: Iterable[Any], description: str, progress: bool
     for number, (x, target) in enumerate(pairs):
         batch = run(on_device(x, device))
         found.count += batch.count
+        if subject.known:
+            keys = row_keys(x).cpu()
+            for name, seen in subject.known.items():
+                found.known[name] = found.known.get(name, 0) + int(torch.isin(keys, seen).sum())
         for name, values in batch.certainty.items():
             rows.setdefault(("certainty", name), []).append(values.double().cpu())
         if target is None:

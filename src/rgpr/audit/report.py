@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import base64
 import datetime
-import io
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .._atomic import replacing
 from .._network.checks import network_dtype_device
 from .._network.loaders import inputs, on_device
+from .._network.sources import Batches
 from .._network.table import table_of
 from ..model import RGPR
-from . import findings
-from .evaluate import DETECTION, Evaluation, measure, named, subject_of, summary
+from . import curves, findings, tables
+from .evaluate import Evaluation, measure, named, subject_of, summary
+from .examples import Example, Looks, examples, facts, picture
+from .remarks import heard, overlaps
 
 __all__ = ["Report", "audit"]
 
@@ -36,17 +38,34 @@ class Report:
     Attributes:
         html: The report.
         evaluation: The numbers in it.
+        warnings: What was warned of while it was made.
     """
 
     html: str
     evaluation: Evaluation
+    warnings: list[str] = field(default_factory=list)
 
     def save(self, path: str | Path) -> Path:
-        """Write the report, atomically."""
-        path = Path(path)
+        """Write the report, atomically.
+
+        Raises:
+            ValueError: The name does not end in ``.html`` or ``.htm``.
+        """
+        path = check_name(path)
         with replacing(path) as temporary:
             Path(temporary).write_text(self.html, encoding="utf-8")
         return path
+
+
+def check_name(path: str | Path) -> Path:
+    """Refuse a file whose name says that it is something else than HTML."""
+    path = Path(path)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(
+            f"{path}: a report is HTML, so its name ends in .html or .htm; a browser prints it to "
+            "PDF"
+        )
+    return path
 
 
 def audit(
@@ -56,6 +75,9 @@ def audit(
     *,
     title: str = "",
     command: str = "",
+    classes: Sequence[str] | None = None,
+    image: tuple[int, ...] | None = None,
+    notes: Iterable[str] = (),
     progress: bool = True,
 ) -> Report:
     """Look at a model from all sides, on test data, outliers that can be made of them, and yours.
@@ -67,44 +89,71 @@ def audit(
         outliers: Sets of inputs that the network was not trained for, by name.
         title: The report's title; the class of the network by default.
         command: How to make this report again; the command line of this process by default.
+        classes: Names of the classes or labels, in the order of the outputs.
+        image: Height and width by which flat inputs are drawn as images, or channels, height and
+            width. Inputs with two or three axes are drawn by themselves.
+        notes: What else a reader should be warned of. What :meth:`RGPR.calibrate` warned of is said
+            anyway, unless the model was saved and loaded since.
         progress: Show progress bars where there is a terminal.
 
     Raises:
         ModuleNotFoundError: jinja2 or Pillow is not there; ``pip install 'rgpr[audit]'``.
         RuntimeError: The model was not fitted.
         ValueError: Targets that do not fit, or data without any input.
+
+    Warns:
+        UserWarning: Test inputs are among the training or the validation inputs.
     """
     outliers = named(outliers)
     subject = subject_of(model)
     network = model.posterior.network
     device = network_dtype_device(network)[1]
-    source = inputs(model._data(test), network, progress=False, description="")
-    x = on_device(next(source), device)
-    made = findings.made_outliers(x) if isinstance(x, Tensor) and x.is_floating_point() else {}
-    sets = {"test": test, **made, **outliers}
-    measured = measure(subject, model, sets, progress)
-    evaluation = summary(subject, measured, 0.05)
-    few: Any = x[:256] if isinstance(x, Tensor) else x
-    shown = {"test data": findings.examples(model, model._data(test))}
-    for name, data in outliers.items():
-        shown[name] = findings.examples(model, model._data(data))
+    looks = Looks(classes, image)
+    with heard() as said:
+        source = inputs(model._data(test), network, progress=False, description="")
+        x = on_device(next(source), device)
+        makes = isinstance(x, Tensor) and x.is_floating_point()
+        made = findings.made_outliers(x) if makes else {}
+        made = {name: each for name, each in made.items() if name not in outliers}
+        sets = {"test": test, **outliers, **{name: data for name, (_, data) in made.items()}}
+        measured = measure(subject, model, sets, progress)
+        evaluation = summary(subject, measured, 0.05)
+        few: Any = x[:256] if isinstance(x, Tensor) else x
+        levels = findings.thresholds(subject, measured)
+        shown = {
+            name: _shown(model, model._data(data), x, looks)
+            for name, data in {"test data": test, **outliers}.items()
+        }
+        pictures = {chart.key: chart for chart in curves.charts(evaluation, subject, model, few)}
+        timings = findings.timings(model, few)
+    overlap = overlaps(model, measured["test"])
+    for note in overlap:
+        warnings.warn(note, stacklevel=2)
+    told = list(dict.fromkeys([*model._notes, *notes, *overlap, *said]))
     html = _template().render(
-        title=title or type(network).__name__,
+        title=title or _title(network),
+        regression=model.likelihood == "regression",
         evaluation=evaluation,
-        detection=DETECTION,
+        warned=[note[:1].upper() + note[1:] for note in told],
+        card=_hardest(evaluation, list(outliers)),
         about=_about(model),
         layers=_layers(model, few),
-        charts=findings.charts(evaluation, subject, model, few),
-        thresholds=findings.thresholds(subject, measured),
-        examples={name: _pictures(each, x) for name, each in shown.items() if each},
-        timings=findings.timings(model, few),
+        answers=tables.answers(evaluation) if evaluation.answers else None,
+        detection={name: tables.detection(each) for name, each in evaluation.detection.items()},
+        made={name: words for name, (words, _) in made.items()},
+        charts=pictures,
+        levels=tables.levels(levels) if levels else None,
+        thresholds={row.alpha: row.score for row in levels},
+        missing=findings.missing_levels(subject),
+        examples={name: each for name, each in shown.items() if each},
+        timings=timings,
         batch=len(few) if isinstance(few, Tensor) else None,
         versions=_versions(),
         commit=_commit(),
         command=command or shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         date=datetime.date.today().isoformat(),
     )
-    return Report(html, evaluation)
+    return Report(html, evaluation, told)
 
 
 def _template() -> Any:
@@ -120,13 +169,38 @@ def _template() -> Any:
     return environment.get_template("report.html")
 
 
+def _title(network: nn.Module) -> str:
+    """The class of the network, unless it says nothing."""
+    name = type(network).__name__
+    return "Network" if name in ("Sequential", "Module") else name
+
+
+def _hardest(evaluation: Evaluation, own: list[str]) -> tuple[float, str] | None:
+    """The least share of outliers that is flagged, and of which set: the user's, if there are any.
+
+    Sets that were made from the test data are mostly easy, so they are named as what they are.
+    """
+    flagged = evaluation.flagged
+    if not flagged:
+        return None
+    hardest = min(own or flagged, key=lambda name: flagged[name])
+    words = (
+        f"of '{hardest}' are flagged, the hardest of {len(flagged)} sets made from your test data"
+    )
+    if own:
+        others = f", the hardest of your {len(own)} sets" if len(own) > 1 else ", your set"
+        words = f"of '{hardest}'{others}, are flagged"
+    return flagged[hardest], words
+
+
 def _about(model: RGPR) -> dict[str, str]:
     """What the model is, as pairs of words."""
     network = model.posterior.network
     weights = sum(p.numel() for p in network.parameters())
+    name = type(model.posterior).__name__
     return {
         "network": f"{type(network).__name__} with {weights:,} parameters",
-        "base": type(model.posterior).__name__,
+        "base": "the network itself" if name == "MAP" else name,
         "likelihood": model.likelihood,
         **{"fitted on": "", "calibrated on": "not yet", **model._learned_from()},
         "temperature": f"{float(model.temperature):.3g}",
@@ -143,36 +217,20 @@ def _layers(model: RGPR, x: Any) -> list[tuple[str, str, str]]:
     ]
 
 
-def _pictures(
-    kinds: Mapping[str, Sequence[findings.Example]], like: Any
-) -> dict[str, list[tuple[findings.Example, str, list[str]]]]:
-    """Every example with a picture, as a data URI, or its first numbers."""
-    return {
-        kind: [(each, _picture(each.x, like), _numbers(each.x)) for each in found]
-        for kind, found in kinds.items()
-    }
-
-
-def _picture(x: Tensor, like: Tensor) -> str:
-    """A PNG as a data URI; empty for what is no image."""
-    side = round(x.numel() ** 0.5)
-    if x.dim() == 1 and side * side == x.numel() and side >= 8:
-        x = x.reshape(1, side, side)  # an image that was made flat
-    if x.dim() != 3 or x.shape[0] not in (1, 3) or min(x.shape[1:]) < 4:
-        return ""
-    from PIL import Image
-
-    low, high = float(like.amin()), float(like.amax())
-    levels = ((x.float() - low) / max(high - low, 1e-12)).nan_to_num(0.0).clamp(0, 1)
-    array = (255 * levels).round().byte().movedim(0, 2).squeeze(2).numpy()
-    buffer = io.BytesIO()
-    Image.fromarray(array).save(buffer, format="PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
-def _numbers(x: Tensor) -> list[str]:
-    flat = x.flatten()
-    return [f"{float(value):.3g}" for value in flat[:8]] + (["..."] if len(flat) > 8 else [])
+def _shown(
+    model: RGPR, data: Iterable[Any], like: Any, looks: Looks
+) -> dict[str, list[tuple[Example, str, Any]]]:
+    """Every example with a picture, as a data URI, or with its most unusual entries."""
+    columns = data.columns if isinstance(data, Batches) else None
+    columns = model._columns if columns is None else columns
+    found = {}
+    for kind, each in examples(model, data, looks).items():
+        drawn = [(example, picture(example.x, like, looks)) for example in each]
+        found[kind] = [
+            (example, drawing, [] if drawing else facts(model, example.x, columns))
+            for example, drawing in drawn
+        ]
+    return found
 
 
 def _versions() -> dict[str, str]:

@@ -19,9 +19,11 @@ from .shared import (
     every_warning_shown,
     file_in_a_folder,
     read_data,
+    size,
 )
 
 if TYPE_CHECKING:
+    from .._files.inputs.data import Data
     from ..model import RGPR
 
 
@@ -56,7 +58,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=DATA",
         help="inputs that the network was not trained for; may be given several times",
     )
-    parser.add_argument("--title", default="", help="the report's title")
+    parser.add_argument("--title", default="", help="the report's title (default: that of --model)")
+    parser.add_argument(
+        "--image",
+        type=size,
+        metavar="HxW",
+        help="draw flat inputs as images of this size (default: only image folders and arrays with "
+        "two or three axes for each input are drawn)",
+    )
     parser.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="the report, as .html"
     )
@@ -67,21 +76,34 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> Answer:
     from ..audit import audit
+    from ..audit.remarks import heard
+    from ..audit.report import check_name
 
+    check_name(options.out)
     file_in_a_folder(options.out)
     if (options.fitted is None) == (options.train is None):
         raise ValueError("give either --fitted FILE, or --train DATA to fit a model first")
     if options.fitted is not None and options.val is not None:
         raise ValueError("--fitted FILE was calibrated or not; rgpr calibrate does it with --val")
     show = not options.no_progress
-    model, about = _model(options, show)
-    sets = {}
-    for name, path in [("test", options.test), *options.ood]:
-        if name in sets:
-            raise ValueError(f"--ood {name}=...: this name is taken; choose another")
-        sets[name] = _batches(options, path, model)
-    test = sets.pop("test")
-    report = audit(model, test, sets, title=options.title, progress=show)
+    with every_warning_shown(), heard() as notes:
+        model, about, classes = _model(options, show)
+        sets = {}
+        for name, path in [("test", options.test), *options.ood]:
+            if name in sets:
+                raise ValueError(f"--ood {name}=...: this name is taken; choose another")
+            sets[name] = _batches(options, path, model)
+        test = sets.pop("test")
+        report = audit(
+            model,
+            test,
+            sets,
+            title=options.title or _title(options.model),
+            classes=test.data.classes or classes,
+            image=options.image or _image(options, test.data),
+            notes=notes,
+            progress=show,
+        )
     report.save(options.out)
     found = report.evaluation
     lines = [*about, *str(found).splitlines(), f"wrote {options.out}"]
@@ -91,24 +113,40 @@ def _run(options: argparse.Namespace) -> Answer:
         "alarms": found.alarms,
         "flagged": found.flagged,
         "detection": found.detection,
+        "like_held_out": found.like_held_out,
+        "warnings": report.warnings,
     }
     return Answer(lines, told)
 
 
-def _model(options: argparse.Namespace, show: bool) -> tuple[RGPR, list[str]]:
-    """The model, fitted and calibrated, and what was done for it."""
+def _title(model: str) -> str:
+    """The last part of the network's name: of ``nets:digits`` it is ``digits``."""
+    return Path(model).stem if model.endswith(".pt2") else model.rpartition(":")[2]
+
+
+def _image(options: argparse.Namespace, data: Data) -> tuple[int, ...] | None:
+    """The shape of images of a folder, which ``--preprocess`` may make flat."""
+    if options.preprocess is None or not options.test.is_dir():
+        return None
+    first = next((piece.x for piece in data.source.pieces(1, 0) if len(piece.x)), None)
+    return None if first is None else tuple(first.shape[1:])
+
+
+def _model(
+    options: argparse.Namespace, show: bool
+) -> tuple[RGPR, list[str], tuple[str, ...] | None]:
+    """The model, fitted and calibrated, what was done for it, and the names of its classes."""
     if options.fitted is not None:
         from .._files.networks.networks import model as load_model
 
-        return load_model(options.fitted, options.model, options.device), []
+        return load_model(options.fitted, options.model, options.device), [], None
     model, train = fitted(options)
     lines = [f"fitted on {train.about}"]
     if options.val is not None:
         val = _batches(options, options.val, model)
-        with every_warning_shown():
-            model.calibrate(val, progress=show)
+        model.calibrate(val, progress=show)
         lines += [f"calibrated on {val.data.about}"]
-    return model, lines
+    return model, lines, train.classes
 
 
 def _batches(options: argparse.Namespace, path: Path, model: RGPR) -> Any:

@@ -34,6 +34,7 @@ __all__ = [
     "file_in_a_folder",
     "read_data",
     "settings_of",
+    "size",
     "words",
 ]
 
@@ -200,7 +201,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
         "--classes", type=words, metavar="A,B", help="folders of classes, by label (default: a-z)"
     )
     group.add_argument(
-        "--size", type=_size, metavar="HxW", help="resize images (default: all must have one size)"
+        "--size", type=size, metavar="HxW", help="resize images (default: all must have one size)"
     )
     group.add_argument("--channels", type=int, choices=(1, 3), help="grey or colours, of images")
     group.add_argument(
@@ -348,7 +349,8 @@ def count(text: str) -> int:
     return int(text)
 
 
-def _size(text: str) -> tuple[int, int]:
+def size(text: str) -> tuple[int, int]:
+    """Height and width."""
     height, _, width = text.partition("x")
     try:
         return count(height), count(width or height)

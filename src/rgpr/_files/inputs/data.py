@@ -14,7 +14,7 @@ Tables and images are read as they are needed; only ``.npz`` files are held in m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -80,11 +80,15 @@ class Data:
         return self._rows
 
     def __iter__(self) -> Iterator[Any]:
+        return (batch for batch, _ in self.named())
+
+    def named(self) -> Iterator[tuple[Any, Sequence[str] | None]]:
+        """The same batches, with the files of their rows if each row has one."""
         empty = True
         for piece in self.pieces():
             if len(piece.x):
                 empty = False
-                yield piece.x if piece.y is None else (piece.x, piece.y)
+                yield piece.x if piece.y is None else (piece.x, piece.y), piece.names
         if empty:
             why = f" that can be read: {self.skipped[0]}" if self.skipped else ""
             raise ValueError(f"{self.name} has no rows{why}")
@@ -180,6 +184,9 @@ class _Batches(Batches):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.data)
+
+    def named(self) -> Iterator[tuple[Any, Sequence[str] | None]]:
+        return self.data.named()
 
 
 def read(path: str | Path, *, target: str | None = None, batch_size: int = 256, **how: Any) -> Data:
