@@ -18,6 +18,7 @@ from rgpr._files.outputs.parts import Parts
 from rgpr.audit.monitor.files import run_of
 from rgpr.cli import main
 
+CODE = "import sys; from rgpr.cli import main; sys.exit(main(sys.argv[1:]))"
 MODEL = ["--model", "command_nets:digits"]
 SLOW = ["--preprocess", "command_nets:flat", "--batch-size", "16", "--chunk", "32"]
 
@@ -26,11 +27,15 @@ def predict(data: str, out: str, *more: str) -> list[str]:
     return ["predict", "m.safetensors", data, *MODEL, "--out", out, *SLOW, *more]
 
 
+def started(arguments: list[str], sleep: float) -> subprocess.Popen[bytes]:
+    """A process that runs the command, and sleeps so many seconds before every batch."""
+    environment = {**os.environ, "RGPR_TEST_SLEEP": str(sleep)}
+    return subprocess.Popen([sys.executable, "-c", CODE, *arguments], env=environment)
+
+
 def killed(arguments: list[str], parts: Path, chunks: int = 2) -> int:
     """Start a process and kill it once so many chunks are finished; returns how many were."""
-    code = "import sys; from rgpr.cli import main; sys.exit(main(sys.argv[1:]))"
-    environment = {**os.environ, "RGPR_TEST_SLEEP": "0.2"}
-    process = subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment)
+    process = started(arguments, 0.2)
 
     def done() -> int:
         state = parts / "parts.json"
@@ -64,6 +69,13 @@ def rows_in(part: Path) -> int:
     return 0 if run is None else int(run["rows"])
 
 
+def wait_for(process: subprocess.Popen[bytes], part: Path, rows: int) -> None:
+    """Wait until a process has read so many rows."""
+    while rows_in(part) < rows:
+        assert process.poll() is None, "it ended too early"
+        time.sleep(0.02)
+
+
 def test_a_killed_monitor_gives_the_same(
     fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,12 +90,8 @@ def test_a_killed_monitor_gives_the_same(
     part = here / "s.safetensors.part"
     arguments = monitor("stream.npz", "s.safetensors")
     for rows in (48, 270):  # before the alarm, and behind it
-        code = "import sys; from rgpr.cli import main; sys.exit(main(sys.argv[1:]))"
-        environment = {**os.environ, "RGPR_TEST_SLEEP": "0.1"}
-        process = subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment)
-        while rows_in(part) < rows:
-            assert process.poll() is None, "it ended before it could be killed"
-            time.sleep(0.02)
+        process = started(arguments, 0.1)
+        wait_for(process, part, rows)
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
         assert (here / "s.safetensors").read_bytes() == begun
@@ -101,10 +109,8 @@ def test_an_interrupted_monitor_goes_on(
 ) -> None:
     """What was read is kept at once, however seldom it is kept otherwise."""
     stream(here)
-    seldom: tuple[str, ...] = ("--save-every", "1000")
-    assert main(monitor("stream.npz", "whole.safetensors", *seldom)) == 3
+    seldom = ("--save-every", "1000", "--preprocess", "command_nets:stopping")
     part = here / "s.safetensors.part"
-    seldom += ("--preprocess", "command_nets:stopping")
     with monkeypatch.context() as patch:
         patch.setenv("RGPR_TEST_STOP", "4")
         patch.setenv("RGPR_TEST_INTERRUPT", "yes")
@@ -113,27 +119,32 @@ def test_an_interrupted_monitor_goes_on(
     capsys.readouterr()
     assert main(monitor("stream.npz", "s.safetensors", *seldom)) == 3
     assert "went on behind 48 rows of an earlier run\nread 337 inputs" in capsys.readouterr().out
+    assert main(monitor("stream.npz", "whole.safetensors", *seldom)) == 3
     assert (here / "s.safetensors").read_bytes() == (here / "whole.safetensors").read_bytes()
     assert not part.exists()
 
 
-@pytest.mark.filterwarnings("always")
 def test_a_monitor_does_not_mix_runs(
     fitted: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream(here)
-    assert main(monitor("stream.npz", "whole.safetensors")) == 3
-    np.savez(here / "bad.npz", x=np.zeros((40, 64), np.float32))
-    monkeypatch.setenv("RGPR_TEST_STOP", "2")
-    assert main(monitor("bad.npz", "s.safetensors", "--preprocess", "command_nets:stopping")) == 1
+    assert main(monitor("stream.npz", "whole.safetensors", "--batch-size", "32")) == 3
+    stopping = ("--preprocess", "command_nets:stopping")
+    with monkeypatch.context() as patch:
+        patch.setenv("RGPR_TEST_STOP", "2")
+        assert main(monitor("stream.npz", "s.safetensors", *stopping)) == 1
     part = here / "s.safetensors.part"
     assert rows_in(part) == 16
     capsys.readouterr()
-    assert main(monitor("stream.npz", "s.safetensors")) == 3
-    said = capsys.readouterr()
-    assert "holds the first 16 rows of another run" in said.err
-    assert "bad.npz" in said.err
-    assert "went on" not in said.out
+    assert main(monitor("stream.npz", "s.safetensors", *stopping, "--batch-size", "32")) == 1
+    said = capsys.readouterr().err
+    assert "s.safetensors.part holds the beginning of another run: " in said
+    assert "batch_size was 16 and is 32. Run it as before" in said
+    assert main(monitor("before.npz", "s.safetensors", *stopping)) == 1
+    assert "data was " in capsys.readouterr().err
+    assert rows_in(part) == 16
+    assert main(monitor("stream.npz", "s.safetensors", "--batch-size", "32", "--restart")) == 3
+    assert "went on" not in capsys.readouterr().out
     assert (here / "s.safetensors").read_bytes() == (here / "whole.safetensors").read_bytes()
     assert not part.exists()
     with pytest.raises(SystemExit) as stopped:

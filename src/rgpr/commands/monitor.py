@@ -60,6 +60,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how often to keep what is read, and what a kill loses at most (default: 30)",
     )
+    parser.add_argument(
+        "--restart", action="store_true", help="throw away what an earlier run left unfinished"
+    )
     add_data(parser)
     add_common(parser)
 
@@ -89,8 +92,9 @@ def _run(options: argparse.Namespace) -> Answer:
     takes = from_model(model, Levels())
     data = read_data(options, options.data, takes.dtype, takes.shape)
     data.check_columns(takes.columns)
-    settings = settings_of(options, "on_error", "log", "prometheus", "plot", "save_every", "state")
-    unfinished = Unfinished(options.state, settings, options.save_every)
+    silent = ("on_error", "log", "prometheus", "plot", "save_every", "state", "restart")
+    settings = settings_of(options, *silent)
+    unfinished = Unfinished(options.state, settings, options.save_every, restart=options.restart)
     if options.state.exists():
         monitor = Monitor.load(options.state, model)
         if options.alpha not in (None, monitor.alpha):

@@ -3,8 +3,9 @@
 Beside ``watch.safetensors`` there is ``watch.safetensors.part`` while a run lasts: a whole monitor,
 the number of rows that it has read, and all that the run depends on. It is written wholly or not at
 all. The state itself is written when the run is finished, so it only ever holds whole runs. A run
-that was killed is taken up from the part if it depends on the same; the rows that the part has read
-are skipped. As a monitor is kept to the last bit, the end is the same as without the kill.
+that was killed is taken up from the part if it depends on the same, and refused if it does not; the
+rows that the part has read are skipped. As a monitor is kept to the last bit, the end is the same
+as without the kill.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..._resuming import check_same
 from ...model import RGPR
 from . import files
 from .monitor import Monitor
@@ -31,14 +32,19 @@ class Unfinished:
         state: The file that the run starts from, if it is there, and is written to at its end.
         settings: All that the run depends on, for JSON.
         every: Seconds between writes.
+        restart: Throw away what another run left.
 
     Attributes:
         rows: How many rows of the data were read.
     """
 
-    def __init__(self, state: Path, settings: Mapping[str, Any], every: float) -> None:
+    def __init__(
+        self, state: Path, settings: Mapping[str, Any], every: float, *, restart: bool = False
+    ) -> None:
         self.rows = 0
         self._path = state.with_name(f"{state.name}.part")
+        if restart:
+            self._path.unlink(missing_ok=True)
         start = hashlib.sha256(state.read_bytes()).hexdigest() if state.exists() else None
         self._settings = json.loads(json.dumps({**settings, "state": start}))
         self._every, self._written = every, time.monotonic()
@@ -46,19 +52,13 @@ class Unfinished:
     def taken_up(self, model: RGPR) -> Monitor | None:
         """The monitor of a run with these settings that was stopped; ``None`` if there is none.
 
-        Warns of a run with other settings, whose part this run will replace.
+        Raises:
+            ValueError: It had other settings.
         """
         run = files.run_of(self._path) if self._path.is_file() else None
         if run is None:
             return None
-        if run["settings"] != self._settings:
-            warnings.warn(
-                f"{self._path} holds the first {run['rows']} rows of another run, over "
-                f"{run['settings']['data']}, which was stopped and is not part of the state. This "
-                "run begins without them; to keep them, finish that run first",
-                stacklevel=2,
-            )
-            return None
+        check_same(self._path, run["settings"], self._settings)
         self.rows = run["rows"]
         return Monitor.load(self._path, model)
 
