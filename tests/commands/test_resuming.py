@@ -153,6 +153,22 @@ def test_a_monitor_does_not_mix_runs(
     assert "expected a number of seconds" in capsys.readouterr().err
 
 
+def test_two_monitors_of_one_state_lose_nothing(
+    fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("fcntl", reason="needs a system with locks")
+    stream(here)
+    process = started(monitor("stream.npz", "s.safetensors"), 0.1)
+    wait_for(process, here / "s.safetensors.part", 16)
+    refused = main(monitor("before.npz", "s.safetensors"))
+    said = capsys.readouterr().err
+    assert process.wait() == 3
+    assert refused == 1
+    assert "another process is writing to s.safetensors; wait for it, or name another" in said
+    assert main(monitor("before.npz", "s.safetensors", "--json")) == 3
+    assert json.loads(capsys.readouterr().out)["count"] == 487
+
+
 @pytest.mark.parametrize(("data", "out"), [("new.csv", "p.parquet"), ("new", "p.npz")])
 def test_killed_and_started_again(
     data: str, out: str, fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]

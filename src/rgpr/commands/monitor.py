@@ -78,6 +78,15 @@ def _seconds(text: str) -> float:
 
 
 def _run(options: argparse.Namespace) -> Answer:
+    from .._resuming import alone
+
+    file_in_a_folder(options.state)
+    lock = options.state.with_name(f"{options.state.name}.lock")
+    with alone(lock, options.state, "--state"):
+        return _run_alone(options)
+
+
+def _run_alone(options: argparse.Namespace) -> Answer:
     from .._atomic import replacing
     from .._axes import write
     from .._files.networks.networks import model as load_model
@@ -85,7 +94,7 @@ def _run(options: argparse.Namespace) -> Answer:
     from ..audit import Monitor
     from ..audit.monitor.unfinished import Unfinished
 
-    for path in (options.state, options.log, options.prometheus, options.plot):
+    for path in (options.log, options.prometheus, options.plot):
         if path is not None:
             file_in_a_folder(path)
     model = load_model(options.file, options.model, options.device)
