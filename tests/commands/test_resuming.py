@@ -19,6 +19,24 @@ from rgpr.audit.monitor.files import run_of
 from rgpr.cli import main
 
 CODE = "import sys; from rgpr.cli import main; sys.exit(main(sys.argv[1:]))"
+# Kills itself when the state takes its place, just before that or just behind it.
+KILLED_AT_ITS_END = """
+import os, signal, sys
+from rgpr.cli import main
+
+when, *arguments = sys.argv[1:]
+replaced = False
+
+def kill(event, about):
+    global replaced
+    to_state = event == "os.rename" and str(about[1]).endswith("s.safetensors")
+    now, replaced = replaced or (to_state and when == "before"), to_state
+    if now:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(kill)
+main(arguments)
+"""
 MODEL = ["--model", "command_nets:digits"]
 SLOW = ["--preprocess", "command_nets:flat", "--batch-size", "16", "--chunk", "32"]
 
@@ -151,6 +169,51 @@ def test_a_monitor_does_not_mix_runs(
         main(monitor("stream.npz", "s.safetensors", "--save-every", "often"))
     assert stopped.value.code == 2
     assert "expected a number of seconds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_monitor_killed_at_its_end_counts_once(
+    when: str, fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream(here)
+    assert main(monitor("before.npz", "whole.safetensors")) == 0
+    assert main(monitor("before.npz", "s.safetensors")) == 0
+    capsys.readouterr()
+    assert main(monitor("stream.npz", "whole.safetensors", "--log", "whole.jsonl", "--json")) == 3
+    whole = json.loads(capsys.readouterr().out)
+    arguments = monitor("stream.npz", "s.safetensors", "--log", "log.jsonl", "--json")
+    ended = subprocess.run([sys.executable, "-c", KILLED_AT_ITS_END, when, *arguments])
+    assert ended.returncode == -signal.SIGKILL
+    for _ in range(2):  # the second time, nothing went wrong before
+        assert main(arguments) == 3
+        again = json.loads(capsys.readouterr().out)
+        assert again == {**whole, "state": "s.safetensors", "taken_up": 337}
+    assert (here / "s.safetensors").read_bytes() == (here / "whole.safetensors").read_bytes()
+    assert (here / "log.jsonl").read_bytes() == (here / "whole.jsonl").read_bytes()
+    assert not (here / "s.safetensors.part").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_monitor_whose_log_cannot_be_written_counts_once(
+    fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream(here)
+    assert main(monitor("stream.npz", "s.safetensors", "--log", "/dev/full")) == 1
+    assert "No space left" in capsys.readouterr().err
+    more = ("--log", "log.jsonl", "--prometheus", "m.prom", "--plot", "p.svg", "--json")
+    assert main(monitor("stream.npz", "s.safetensors", *more)) == 3
+    told = json.loads(capsys.readouterr().out)
+    assert (told["count"], told["new"], told["taken_up"]) == (337, True, 337)
+    assert json.loads((here / "log.jsonl").read_text())["count"] == 337
+    assert "rgpr_monitor_inputs_total 337" in (here / "m.prom").read_text()
+    assert "<svg" in (here / "p.svg").read_text()
+    assert main(monitor("stream.npz", "s.safetensors")) == 3
+    assert "finished this run before, so nothing was read; 337 inputs" in capsys.readouterr().out
+    # The data of another day are read, also if they are the same under another name.
+    shutil.copy("stream.npz", "tuesday.npz")
+    assert main(monitor("tuesday.npz", "s.safetensors", *more)) == 3
+    told = json.loads(capsys.readouterr().out)
+    assert (told["count"], told["new"], told["taken_up"]) == (674, False, 0)
 
 
 def test_two_monitors_of_one_state_lose_nothing(
