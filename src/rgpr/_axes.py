@@ -10,7 +10,7 @@ from typing import Any
 
 from ._atomic import replacing
 
-__all__ = ["one", "row", "write"]
+__all__ = ["check_form", "one", "row", "write"]
 
 
 def row(count: int, width: float = 4.0, height: float = 3.4) -> Any:
@@ -31,3 +31,19 @@ def write(ax: Any, path: str | Path | None) -> None:
     if path is not None:
         with replacing(path) as temporary:
             ax.figure.savefig(temporary, dpi=120)
+
+
+def check_form(path: Path) -> None:
+    """Refuse a file that no picture can be written to, before the work.
+
+    Raises:
+        ModuleNotFoundError: There is no matplotlib.
+        ValueError: The name ends in no form of picture that matplotlib writes.
+    """
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    if path.suffix.lower().removeprefix(".") not in FigureCanvasBase.get_supported_filetypes():
+        raise ValueError(
+            f"{path} ends in '{path.suffix}', and matplotlib writes no such picture; name a file "
+            "that ends in .png or .svg"
+        )

@@ -37,6 +37,7 @@ def kill(event, about):
 sys.addaudithook(kill)
 main(arguments)
 """
+NO_MATPLOTLIB = f"import sys; sys.modules['matplotlib'] = None; {CODE}"
 MODEL = ["--model", "command_nets:digits"]
 SLOW = ["--preprocess", "command_nets:flat", "--batch-size", "16", "--chunk", "32"]
 
@@ -214,6 +215,52 @@ def test_a_monitor_whose_log_cannot_be_written_counts_once(
     assert main(monitor("tuesday.npz", "s.safetensors", *more)) == 3
     told = json.loads(capsys.readouterr().out)
     assert (told["count"], told["new"], told["taken_up"]) == (674, False, 0)
+
+
+@pytest.mark.parametrize(
+    ("option", "path", "words"),
+    [
+        ("--plot", "p.foo", "p.foo ends in '.foo', and matplotlib"),
+        ("--plot", "p", "p ends in '', and matplotlib"),
+        ("--plot", "folder.png", "folder.png is a folder; name a file"),
+        ("--log", "folder.png", "folder.png is a folder; name a file"),
+        ("--prometheus", "folder.png", "folder.png is a folder; name a file"),
+        ("--state", "folder.png", "folder.png is a folder; name a file"),
+        ("--log", "locked/log.jsonl", "may not write log.jsonl in locked"),
+        ("--log", "locked.jsonl", "may not write to locked.jsonl"),
+        ("--prometheus", "locked/m.prom", "may not write m.prom in locked"),
+    ],
+)
+def test_a_monitor_refuses_what_it_cannot_write_before_it_reads(
+    option: str,
+    path: str,
+    words: str,
+    fitted: Path,
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream(here)
+    (here / "folder.png").mkdir()
+    (here / "locked").mkdir(0o500)
+    (here / "locked.jsonl").touch(0o400)
+    if "locked" in path and os.access("locked", os.W_OK):
+        pytest.skip("this user may write everywhere")
+    monkeypatch.setenv("RGPR_TEST_STOP", "1")
+    more = ("--preprocess", "command_nets:stopping", option, path)
+    assert main(monitor("stream.npz", "s.safetensors", *more)) == 1
+    assert words in capsys.readouterr().err
+    assert not list(here.glob("s.safetensors*"))
+
+
+def test_a_monitor_without_matplotlib_reads_nothing(fitted: Path, here: Path) -> None:
+    stream(here)
+    arguments = monitor("stream.npz", "s.safetensors", "--plot", "p.png")
+    command = [sys.executable, "-c", NO_MATPLOTLIB, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "install 'rgpr[all]'" in ended.stderr
+    assert not list(here.glob("s.safetensors*"))
 
 
 def test_two_monitors_of_one_state_lose_nothing(

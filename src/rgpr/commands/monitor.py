@@ -78,9 +78,16 @@ def _seconds(text: str) -> float:
 
 
 def _run(options: argparse.Namespace) -> Answer:
+    from .._axes import check_form
     from .._resuming import alone
 
-    file_in_a_folder(options.state)
+    for path in (options.state, options.prometheus, options.plot):
+        if path is not None:
+            file_in_a_folder(path)
+    if options.log is not None:
+        file_in_a_folder(options.log, added_to=True)
+    if options.plot is not None:
+        check_form(options.plot)
     lock = options.state.with_name(f"{options.state.name}.lock")
     with alone(lock, options.state, "--state"):
         return _run_alone(options)
@@ -94,9 +101,6 @@ def _run_alone(options: argparse.Namespace) -> Answer:
     from ..audit import Monitor
     from ..audit.monitor.unfinished import Unfinished
 
-    for path in (options.log, options.prometheus, options.plot):
-        if path is not None:
-            file_in_a_folder(path)
     model = load_model(options.file, options.model, options.device)
     takes = from_model(model, Levels())
     data = read_data(options, options.data, takes.dtype, takes.shape)
