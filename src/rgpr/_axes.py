@@ -1,10 +1,12 @@
 """Where pictures are drawn: on the Axes that a caller passes, or on new ones of matplotlib.
 
-New figures belong to pyplot, so that a notebook shows them and ``plt.show()`` does elsewhere.
+New figures belong to pyplot, so that a notebook shows them and ``plt.show()`` does elsewhere. Those
+that are written to a file are closed, so that a process that draws every day does not keep them.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,24 @@ def one(ax: Any, width: float = 6.4, height: float = 4.0) -> Any:
     return row(1, width, height)[0] if ax is None else ax
 
 
-def write(ax: Any, path: str | Path | None) -> None:
-    """Write the figure of some Axes to a file, all of it or nothing; to none if it is ``None``."""
-    if path is not None:
-        with replacing(path) as temporary:
-            ax.figure.savefig(temporary, dpi=120)
+def write(ax: Any, path: str | os.PathLike[str] | None, *, made: bool) -> None:
+    """Write the figure of some Axes to a file, all of it or nothing; to none if it is ``None``.
+
+    Args:
+        ax: The Axes.
+        path: The file.
+        made: Whether :func:`one` or :func:`row` made them for this picture. Once such a figure is
+            in a file it is closed, since pyplot would keep it forever. Axes that a user passed
+            belong to the user, and their figure stays as it is.
+    """
+    if path is None:
+        return
+    with replacing(path) as temporary:
+        ax.figure.savefig(temporary, dpi=120)
+    if made:
+        import matplotlib.pyplot as plt
+
+        plt.close(ax.figure)
 
 
 def check_form(path: Path) -> None:

@@ -95,7 +95,6 @@ def _run(options: argparse.Namespace) -> Answer:
 
 def _run_alone(options: argparse.Namespace) -> Answer:
     from .._atomic import replacing
-    from .._axes import write
     from .._files.networks.networks import model as load_model
     from .._files.outputs.answers import Levels, from_model
     from ..audit import Monitor
@@ -129,7 +128,7 @@ def _run_alone(options: argparse.Namespace) -> Answer:
         with replacing(options.prometheus) as temporary:
             temporary.write_text(monitor.prometheus(), encoding="utf-8")
     if options.plot is not None:
-        write(monitor.plot()[0], options.plot)
+        monitor.plot(options.plot)
     told = json.loads(line)
     new = monitor.when is not None and monitor.when > unfinished.before
     return Answer(
