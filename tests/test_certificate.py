@@ -764,11 +764,17 @@ def test_it_reads_and_draws(digits: Task, tmp_path: Path) -> None:
     text = str(certificate)
     assert "Every input at least" in text
     assert "0.15 = 1/10 + 0.05" in text
-    from matplotlib.figure import Figure
+    import matplotlib.pyplot as plt
 
-    own = Figure().subplots()
-    assert certificate.plot(digits.x[:20], tmp_path / "c.png", ax=own) is own
+    plt.close("all")
+    certificate.plot(digits.x[:20], tmp_path / "new.png")
+    assert plt.get_fignums() == []
+    # The figure of Axes that are passed stays as open as it was, also if this library made them.
+    for own in (plt.subplots()[1], certificate.plot(digits.x[:20])):
+        assert certificate.plot(digits.x[:20], tmp_path / "c.png", ax=own) is own
+        assert plt.fignum_exists(own.figure.number)
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    plt.close("all")
     wider, narrower = model.certify(0.1), model.certify(0.01)
     assert wider.radius < certificate.radius < narrower.radius
 

@@ -30,7 +30,7 @@ ORDER = [
     ("likelihoods",),
     ("_network", "kernels", "metrics"),
     ("_axes",),
-    ("_backend", "_discovery", "_atomic", "_progress", "_text"),
+    ("_backend", "_discovery", "_atomic", "_progress", "_resuming", "_text"),
 ]
 RANK = {name: rank for rank, row in enumerate(ORDER) for name in row}
 MODULES = {

@@ -422,3 +422,17 @@ def test_pictures(model: rgpr.RGPR, drifted: rgpr.Monitor) -> None:
     drifted.label([0], [1], predicted=torch.tensor([[0.5, 0.25, 0.25]]))
     assert len(drifted.plot()) == 3
     assert len(rgpr.Monitor(model, layers=False).plot()) == 1
+
+
+def test_pictures_in_files_do_not_pile_up(drifted: rgpr.Monitor, tmp_path: Path) -> None:
+    """A notebook shows the figures that are open; a service that draws into files needs none."""
+    import matplotlib.pyplot as plt
+
+    plt.close("all")
+    shown = drifted.plot()[0].figure
+    for day in range(25):
+        axes = drifted.plot(tmp_path / f"{day}.png")
+    assert (tmp_path / "24.png").read_bytes().startswith(b"\x89PNG")
+    assert len(axes) == 2
+    assert [plt.figure(number) for number in plt.get_fignums()] == [shown]
+    plt.close("all")

@@ -119,6 +119,9 @@ def test_a_monitor_goes_on_from_run_to_run(
     assert main(["monitor", "m.safetensors", "test.npz", *rest]) == 0
     first = json.loads(capsys.readouterr().out)
     assert first["count"] == 397
+    import matplotlib.pyplot as plt
+
+    plt.close("all")
     more = ("--prometheus", "m.prom", "--plot", "p.png")
     assert main(["monitor", "m.safetensors", "noise.npz", *rest, *more]) == 3
     second = json.loads(capsys.readouterr().out)
@@ -129,6 +132,7 @@ def test_a_monitor_goes_on_from_run_to_run(
     assert len((here / "log.jsonl").read_text().splitlines()) == 2
     assert "rgpr" in (here / "m.prom").read_text()
     assert (here / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert plt.get_fignums() == []
     assert main(["monitor", "m.safetensors", "test.npz", *rest, "--alpha", "0.5"]) == 1
     assert "was begun with 0.01" in capsys.readouterr().err
     # One run over both gives the same.

@@ -18,6 +18,26 @@ from rgpr._files.outputs.parts import Parts
 from rgpr.audit.monitor.files import run_of
 from rgpr.cli import main
 
+CODE = "import sys; from rgpr.cli import main; sys.exit(main(sys.argv[1:]))"
+# Kills itself when the state takes its place, just before that or just behind it.
+KILLED_AT_ITS_END = """
+import os, signal, sys
+from rgpr.cli import main
+
+when, *arguments = sys.argv[1:]
+replaced = False
+
+def kill(event, about):
+    global replaced
+    to_state = event == "os.rename" and str(about[1]).endswith("s.safetensors")
+    now, replaced = replaced or (to_state and when == "before"), to_state
+    if now:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(kill)
+main(arguments)
+"""
+NO_MATPLOTLIB = f"import sys; sys.modules['matplotlib'] = None; {CODE}"
 MODEL = ["--model", "command_nets:digits"]
 SLOW = ["--preprocess", "command_nets:flat", "--batch-size", "16", "--chunk", "32"]
 
@@ -26,11 +46,15 @@ def predict(data: str, out: str, *more: str) -> list[str]:
     return ["predict", "m.safetensors", data, *MODEL, "--out", out, *SLOW, *more]
 
 
+def started(arguments: list[str], sleep: float) -> subprocess.Popen[bytes]:
+    """A process that runs the command, and sleeps so many seconds before every batch."""
+    environment = {**os.environ, "RGPR_TEST_SLEEP": str(sleep)}
+    return subprocess.Popen([sys.executable, "-c", CODE, *arguments], env=environment)
+
+
 def killed(arguments: list[str], parts: Path, chunks: int = 2) -> int:
     """Start a process and kill it once so many chunks are finished; returns how many were."""
-    code = "import sys; from rgpr.cli import main; sys.exit(main(sys.argv[1:]))"
-    environment = {**os.environ, "RGPR_TEST_SLEEP": "0.2"}
-    process = subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment)
+    process = started(arguments, 0.2)
 
     def done() -> int:
         state = parts / "parts.json"
@@ -64,6 +88,13 @@ def rows_in(part: Path) -> int:
     return 0 if run is None else int(run["rows"])
 
 
+def wait_for(process: subprocess.Popen[bytes], part: Path, rows: int) -> None:
+    """Wait until a process has read so many rows."""
+    while rows_in(part) < rows:
+        assert process.poll() is None, "it ended too early"
+        time.sleep(0.02)
+
+
 def test_a_killed_monitor_gives_the_same(
     fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,12 +109,8 @@ def test_a_killed_monitor_gives_the_same(
     part = here / "s.safetensors.part"
     arguments = monitor("stream.npz", "s.safetensors")
     for rows in (48, 270):  # before the alarm, and behind it
-        code = "import sys; from rgpr.cli import main; sys.exit(main(sys.argv[1:]))"
-        environment = {**os.environ, "RGPR_TEST_SLEEP": "0.1"}
-        process = subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment)
-        while rows_in(part) < rows:
-            assert process.poll() is None, "it ended before it could be killed"
-            time.sleep(0.02)
+        process = started(arguments, 0.1)
+        wait_for(process, part, rows)
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
         assert (here / "s.safetensors").read_bytes() == begun
@@ -101,10 +128,8 @@ def test_an_interrupted_monitor_goes_on(
 ) -> None:
     """What was read is kept at once, however seldom it is kept otherwise."""
     stream(here)
-    seldom: tuple[str, ...] = ("--save-every", "1000")
-    assert main(monitor("stream.npz", "whole.safetensors", *seldom)) == 3
+    seldom = ("--save-every", "1000", "--preprocess", "command_nets:stopping")
     part = here / "s.safetensors.part"
-    seldom += ("--preprocess", "command_nets:stopping")
     with monkeypatch.context() as patch:
         patch.setenv("RGPR_TEST_STOP", "4")
         patch.setenv("RGPR_TEST_INTERRUPT", "yes")
@@ -113,33 +138,145 @@ def test_an_interrupted_monitor_goes_on(
     capsys.readouterr()
     assert main(monitor("stream.npz", "s.safetensors", *seldom)) == 3
     assert "went on behind 48 rows of an earlier run\nread 337 inputs" in capsys.readouterr().out
+    assert main(monitor("stream.npz", "whole.safetensors", *seldom)) == 3
     assert (here / "s.safetensors").read_bytes() == (here / "whole.safetensors").read_bytes()
     assert not part.exists()
 
 
-@pytest.mark.filterwarnings("always")
 def test_a_monitor_does_not_mix_runs(
     fitted: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream(here)
-    assert main(monitor("stream.npz", "whole.safetensors")) == 3
-    np.savez(here / "bad.npz", x=np.zeros((40, 64), np.float32))
-    monkeypatch.setenv("RGPR_TEST_STOP", "2")
-    assert main(monitor("bad.npz", "s.safetensors", "--preprocess", "command_nets:stopping")) == 1
+    assert main(monitor("stream.npz", "whole.safetensors", "--batch-size", "32")) == 3
+    stopping = ("--preprocess", "command_nets:stopping")
+    with monkeypatch.context() as patch:
+        patch.setenv("RGPR_TEST_STOP", "2")
+        assert main(monitor("stream.npz", "s.safetensors", *stopping)) == 1
     part = here / "s.safetensors.part"
     assert rows_in(part) == 16
     capsys.readouterr()
-    assert main(monitor("stream.npz", "s.safetensors")) == 3
-    said = capsys.readouterr()
-    assert "holds the first 16 rows of another run" in said.err
-    assert "bad.npz" in said.err
-    assert "went on" not in said.out
+    assert main(monitor("stream.npz", "s.safetensors", *stopping, "--batch-size", "32")) == 1
+    said = capsys.readouterr().err
+    assert "s.safetensors.part holds the beginning of another run: " in said
+    assert "batch_size was 16 and is 32. Run it as before" in said
+    assert main(monitor("before.npz", "s.safetensors", *stopping)) == 1
+    assert "data was " in capsys.readouterr().err
+    assert rows_in(part) == 16
+    assert main(monitor("stream.npz", "s.safetensors", "--batch-size", "32", "--restart")) == 3
+    assert "went on" not in capsys.readouterr().out
     assert (here / "s.safetensors").read_bytes() == (here / "whole.safetensors").read_bytes()
     assert not part.exists()
     with pytest.raises(SystemExit) as stopped:
         main(monitor("stream.npz", "s.safetensors", "--save-every", "often"))
     assert stopped.value.code == 2
     assert "expected a number of seconds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_monitor_killed_at_its_end_counts_once(
+    when: str, fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream(here)
+    assert main(monitor("before.npz", "whole.safetensors")) == 0
+    assert main(monitor("before.npz", "s.safetensors")) == 0
+    capsys.readouterr()
+    assert main(monitor("stream.npz", "whole.safetensors", "--log", "whole.jsonl", "--json")) == 3
+    whole = json.loads(capsys.readouterr().out)
+    arguments = monitor("stream.npz", "s.safetensors", "--log", "log.jsonl", "--json")
+    ended = subprocess.run([sys.executable, "-c", KILLED_AT_ITS_END, when, *arguments])
+    assert ended.returncode == -signal.SIGKILL
+    for _ in range(2):  # the second time, nothing went wrong before
+        assert main(arguments) == 3
+        again = json.loads(capsys.readouterr().out)
+        assert again == {**whole, "state": "s.safetensors", "taken_up": 337}
+    assert (here / "s.safetensors").read_bytes() == (here / "whole.safetensors").read_bytes()
+    assert (here / "log.jsonl").read_bytes() == (here / "whole.jsonl").read_bytes()
+    assert not (here / "s.safetensors.part").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_monitor_whose_log_cannot_be_written_counts_once(
+    fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream(here)
+    assert main(monitor("stream.npz", "s.safetensors", "--log", "/dev/full")) == 1
+    assert "No space left" in capsys.readouterr().err
+    more = ("--log", "log.jsonl", "--prometheus", "m.prom", "--plot", "p.svg", "--json")
+    assert main(monitor("stream.npz", "s.safetensors", *more)) == 3
+    told = json.loads(capsys.readouterr().out)
+    assert (told["count"], told["new"], told["taken_up"]) == (337, True, 337)
+    assert json.loads((here / "log.jsonl").read_text())["count"] == 337
+    assert "rgpr_monitor_inputs_total 337" in (here / "m.prom").read_text()
+    assert "<svg" in (here / "p.svg").read_text()
+    assert main(monitor("stream.npz", "s.safetensors")) == 3
+    assert "finished this run before, so nothing was read; 337 inputs" in capsys.readouterr().out
+    # The data of another day are read, also if they are the same under another name.
+    shutil.copy("stream.npz", "tuesday.npz")
+    assert main(monitor("tuesday.npz", "s.safetensors", *more)) == 3
+    told = json.loads(capsys.readouterr().out)
+    assert (told["count"], told["new"], told["taken_up"]) == (674, False, 0)
+
+
+@pytest.mark.parametrize(
+    ("option", "path", "words"),
+    [
+        ("--plot", "p.foo", "p.foo ends in '.foo', and matplotlib"),
+        ("--plot", "p", "p ends in '', and matplotlib"),
+        ("--plot", "folder.png", "folder.png is a folder; name a file"),
+        ("--log", "folder.png", "folder.png is a folder; name a file"),
+        ("--prometheus", "folder.png", "folder.png is a folder; name a file"),
+        ("--state", "folder.png", "folder.png is a folder; name a file"),
+        ("--log", "locked/log.jsonl", "may not write log.jsonl in locked"),
+        ("--log", "locked.jsonl", "may not write to locked.jsonl"),
+        ("--prometheus", "locked/m.prom", "may not write m.prom in locked"),
+    ],
+)
+def test_a_monitor_refuses_what_it_cannot_write_before_it_reads(
+    option: str,
+    path: str,
+    words: str,
+    fitted: Path,
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream(here)
+    (here / "folder.png").mkdir()
+    (here / "locked").mkdir(0o500)
+    (here / "locked.jsonl").touch(0o400)
+    if "locked" in path and os.access("locked", os.W_OK):
+        pytest.skip("this user may write everywhere")
+    monkeypatch.setenv("RGPR_TEST_STOP", "1")
+    more = ("--preprocess", "command_nets:stopping", option, path)
+    assert main(monitor("stream.npz", "s.safetensors", *more)) == 1
+    assert words in capsys.readouterr().err
+    assert not list(here.glob("s.safetensors*"))
+
+
+def test_a_monitor_without_matplotlib_reads_nothing(fitted: Path, here: Path) -> None:
+    stream(here)
+    arguments = monitor("stream.npz", "s.safetensors", "--plot", "p.png")
+    command = [sys.executable, "-c", NO_MATPLOTLIB, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "install 'rgpr[all]'" in ended.stderr
+    assert not list(here.glob("s.safetensors*"))
+
+
+def test_two_monitors_of_one_state_lose_nothing(
+    fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("fcntl", reason="needs a system with locks")
+    stream(here)
+    process = started(monitor("stream.npz", "s.safetensors"), 0.1)
+    wait_for(process, here / "s.safetensors.part", 16)
+    refused = main(monitor("before.npz", "s.safetensors"))
+    said = capsys.readouterr().err
+    assert process.wait() == 3
+    assert refused == 1
+    assert "another process is writing to s.safetensors; wait for it, or name another" in said
+    assert main(monitor("before.npz", "s.safetensors", "--json")) == 3
+    assert json.loads(capsys.readouterr().out)["count"] == 487
 
 
 @pytest.mark.parametrize(("data", "out"), [("new.csv", "p.parquet"), ("new", "p.npz")])

@@ -331,7 +331,11 @@ def test_the_result_reads_and_draws(
         assert part in text
     assert result.history == sorted(result.history)
     assert len(result.trials) > 2
+    import matplotlib.pyplot as plt
+
+    plt.close("all")
     assert len(result.plot(tmp_path / "tuning.png")) == 2  # Axes
+    assert plt.get_fignums() == []
     assert (tmp_path / "tuning.png").read_bytes().startswith(b"\x89PNG")
     assert list(result.sigma2) == model.layers
 

@@ -60,6 +60,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how often to keep what is read, and what a kill loses at most (default: 30)",
     )
+    parser.add_argument(
+        "--restart", action="store_true", help="throw away what an earlier run left unfinished"
+    )
     add_data(parser)
     add_common(parser)
 
@@ -75,61 +78,85 @@ def _seconds(text: str) -> float:
 
 
 def _run(options: argparse.Namespace) -> Answer:
+    from .._axes import check_form
+    from .._resuming import alone
+
+    for path in (options.state, options.prometheus, options.plot):
+        if path is not None:
+            file_in_a_folder(path)
+    if options.log is not None:
+        file_in_a_folder(options.log, added_to=True)
+    if options.plot is not None:
+        check_form(options.plot)
+    lock = options.state.with_name(f"{options.state.name}.lock")
+    with alone(lock, options.state, "--state"):
+        return _run_alone(options)
+
+
+def _run_alone(options: argparse.Namespace) -> Answer:
     from .._atomic import replacing
-    from .._axes import write
     from .._files.networks.networks import model as load_model
     from .._files.outputs.answers import Levels, from_model
     from ..audit import Monitor
     from ..audit.monitor.unfinished import Unfinished
 
-    for path in (options.state, options.log, options.prometheus, options.plot):
-        if path is not None:
-            file_in_a_folder(path)
     model = load_model(options.file, options.model, options.device)
     takes = from_model(model, Levels())
     data = read_data(options, options.data, takes.dtype, takes.shape)
     data.check_columns(takes.columns)
-    settings = settings_of(options, "on_error", "log", "prometheus", "plot", "save_every", "state")
-    unfinished = Unfinished(options.state, settings, options.save_every)
-    if options.state.exists():
-        monitor = Monitor.load(options.state, model)
-        if options.alpha not in (None, monitor.alpha):
-            raise ValueError(
-                f"--alpha {options.alpha}, but {options.state} was begun with {monitor.alpha}; "
-                "leave it out, or begin another state"
-            )
-    else:
+    silent = ("on_error", "log", "prometheus", "plot", "save_every", "state", "restart")
+    settings = settings_of(options, *silent)
+    unfinished = Unfinished(options.state, settings, options.save_every, restart=options.restart)
+    monitor = unfinished.begun(model)
+    if monitor is None:
         monitor = Monitor(model, 0.01 if options.alpha is None else options.alpha)
-    before, alarmed = monitor.count, monitor.alarm
-    monitor = unfinished.taken_up(model) or monitor
+    elif options.alpha not in (None, monitor.alpha):
+        raise ValueError(
+            f"--alpha {options.alpha}, but {options.state} was begun with {monitor.alpha}; "
+            "leave it out, or begin another state"
+        )
     taken_up = unfinished.rows
-    _read(monitor, data, unfinished)
-    # The state first: it says that the run is made, and what follows can be made again from it.
-    monitor.save(options.state)
-    unfinished.finish()
+    if not unfinished.finished:
+        _read(monitor, data, unfinished)
+        unfinished.finish(monitor)
+    # What follows is made from the state, and made again if this run is started again.
     line = monitor.to_json_line()
-    if options.log is not None:
+    if options.log is not None and not (unfinished.finished and _has(options.log, line)):
         with options.log.open("a", encoding="utf-8") as log:
-            log.write(line.rstrip() + "\n")
+            log.write(f"{line}\n")
     if options.prometheus is not None:
         with replacing(options.prometheus) as temporary:
-            Path(temporary).write_text(monitor.prometheus(), encoding="utf-8")
+            temporary.write_text(monitor.prometheus(), encoding="utf-8")
     if options.plot is not None:
-        write(monitor.plot()[0], options.plot)
+        monitor.plot(options.plot)
     told = json.loads(line)
-    lines = [
-        data.about,
-        *([f"went on behind {taken_up} rows of an earlier run"] if taken_up else []),
-        f"read {monitor.count - before} inputs, {monitor.count} in all",
-        repr(monitor),
-        f"wrote {options.state}",
-    ]
-    new = monitor.alarm and not alarmed
+    new = monitor.when is not None and monitor.when > unfinished.before
     return Answer(
-        lines,
+        [data.about, *_said(options.state, unfinished, taken_up, monitor)],
         {**told, "state": options.state, "new": new, "taken_up": taken_up},
         ALARM if monitor.alarm else 0,
     )
+
+
+def _said(state: Path, run: Unfinished, taken_up: int, monitor: Monitor) -> list[str]:
+    """What a run did, in words."""
+    if run.finished:
+        before = "the same command finished this run before, so nothing was read"
+        return [f"{before}; {monitor.count} inputs in all", repr(monitor)]
+    return [
+        *([f"went on behind {taken_up} rows of an earlier run"] if taken_up else []),
+        f"read {monitor.count - run.before} inputs, {monitor.count} in all",
+        repr(monitor),
+        f"wrote {state}",
+    ]
+
+
+def _has(log: Path, line: str) -> bool:
+    """Whether a log has a line."""
+    if not log.is_file():
+        return False
+    with log.open(encoding="utf-8") as lines:
+        return any(each.rstrip("\n") == line for each in lines)
 
 
 def _read(monitor: Monitor, data: Data, unfinished: Unfinished) -> None:
@@ -161,6 +188,8 @@ register_command(
         "alarm is at most alpha, however long this goes on. A run that was interrupted or killed\n"
         "goes on where it was when the same command is started again, and gives the same. Until\n"
         "then FILE.part beside the state holds what was read, and the state is as it was before.\n"
+        "If the state holds all of the run already, only the log, the text and the picture are\n"
+        "written again, and no row counts twice.\n"
         f"The exit code is {ALARM} once there is an alarm." + CODE,
         "rgpr monitor m.safetensors monday.parquet --model nets:digits --state watch.safetensors\n"
         "rgpr monitor m.safetensors tuesday.parquet --model nets:digits --state watch.safetensors",

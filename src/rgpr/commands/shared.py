@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import sys
 import traceback
@@ -303,14 +304,30 @@ def settings_of(options: argparse.Namespace, *silent: str) -> dict[str, Any]:
     return {**found, "rgpr": __version__, "torch": str(torch.__version__)}
 
 
-def file_in_a_folder(path: Path) -> None:
+def file_in_a_folder(path: Path, *, added_to: bool = False) -> None:
     """Refuse a file that could not be written, before the work.
+
+    Args:
+        path: The file.
+        added_to: Lines are added to a file that is there. Otherwise it is replaced, for which the
+            folder has to be writable and the file does not.
 
     Raises:
         FileNotFoundError: Its folder is not there.
+        PermissionError: This user may not write it.
+        ValueError: It is a folder itself.
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(f"no folder {path.parent} to write {path.name} in; make it first")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name a file")
+    if added_to and path.exists():
+        if not os.access(path, os.W_OK):
+            raise PermissionError(f"you may not write to {path}; name another file")
+    elif not os.access(path.parent, os.W_OK):
+        raise PermissionError(
+            f"you may not write {path.name} in {path.parent}; name a file in another folder"
+        )
 
 
 def words(text: str) -> tuple[str, ...]:

@@ -103,7 +103,8 @@ class Certificate:
 
         Args:
             x: Inputs ``(B, ...)``; each is moved in and out along its line through the mean.
-            path: File to which the picture is written, or ``None`` to write none.
+            path: File to which the picture is written, or ``None`` to write none. A new figure is
+                closed once it is written.
             ax: Where to draw; a new figure by default.
 
         Returns:
@@ -120,7 +121,7 @@ class Certificate:
                 answered: Any = answer(self.model, self.model.read(moved))
                 measured.append(likelihood.confidence(answered).double())
         values = torch.stack(measured)
-        ax = one(ax, height=3.6)
+        made, ax = ax is None, one(ax, height=3.6)
         ax.plot(distances, [self.bound(d) for d in distances], "C3", label="certified bound")
         ax.plot(distances, values.mean(1).tolist(), "C0", label="measured, mean")
         ax.fill_between(
@@ -141,7 +142,7 @@ class Certificate:
             ylabel="confidence",
         )
         ax.legend(fontsize=8, frameon=False)
-        write(ax, path)
+        write(ax, path, made=made)
         return ax
 
 

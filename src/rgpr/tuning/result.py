@@ -87,7 +87,7 @@ class TuningResult:
         """The climb, and what each layer adds to the variance; an array of two matplotlib Axes.
 
         Args:
-            path: Where to write it as a picture, if anywhere.
+            path: Where to write it as a picture, if anywhere. The figure is closed then.
         """
         left, right = axes = row(2, height=3.2)
         left.plot(self.history)
@@ -107,5 +107,5 @@ class TuningResult:
         right.set_xticks(list(places), list(self.sigma2), rotation=30, ha="right")
         right.set(yscale="log", title="variance added by each layer (median)")
         right.legend(frameon=False)
-        write(left, path)
+        write(left, path, made=True)
         return axes

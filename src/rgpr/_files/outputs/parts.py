@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..._atomic import replacing
+from ..._resuming import alone, check_same
 from ..inputs.images import ENDINGS
 
 __all__ = ["Parts", "fingerprint"]
@@ -60,12 +61,14 @@ class Parts:
     def held(self) -> Iterator[Parts]:
         """Open the folder for this process alone, and take up what is finished."""
         self.folder.mkdir(exist_ok=True)
-        with _locked(self.folder):
+        with alone(self.folder / "lock", self.folder, "--out"):
             state = self.folder / _STATE
             if self._restart:
                 state.unlink(missing_ok=True)
             if state.is_file():
-                self._take_up(json.loads(state.read_text()))
+                begun = json.loads(state.read_text())
+                check_same(self.folder, begun["settings"], self._settings)
+                self.done, self.skipped = begun["done"], list(begun["skipped"])
             self._note()
             try:
                 yield self
@@ -73,21 +76,6 @@ class Parts:
                 if not any(True for _ in self):  # nothing to go on with
                     self._remove()
                 raise
-
-    def _take_up(self, state: Mapping[str, Any]) -> None:
-        before = state["settings"]
-        names = [*before, *(name for name in self._settings if name not in before)]
-        differ = [name for name in names if before.get(name) != self._settings.get(name)]
-        if differ:
-            changes = "; ".join(
-                f"{name} was {before.get(name)} and is {self._settings.get(name)}"
-                for name in differ
-            )
-            raise ValueError(
-                f"{self.folder} holds the beginning of another run: {changes}. Run it as before to "
-                "go on, or pass --restart to throw it away"
-            )
-        self.done, self.skipped = state["done"], list(state["skipped"])
 
     def _note(self) -> None:
         state = {"settings": self._settings, "done": self.done, "skipped": self.skipped}
@@ -127,24 +115,6 @@ class Parts:
         # First of all what counts the chunks: without it, a folder that is left is no beginning.
         (self.folder / _STATE).unlink(missing_ok=True)
         shutil.rmtree(self.folder)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Refuse a second process; what a killed process held is free again."""
-    try:
-        import fcntl
-    except ModuleNotFoundError:  # Windows
-        yield
-        return
-    with (folder / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another process is writing to {folder}; wait for it, or name another --out"
-            ) from None
-        yield
 
 
 def fingerprint(path: Path) -> str:

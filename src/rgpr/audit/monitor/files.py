@@ -62,7 +62,7 @@ def save(path: str | os.PathLike[str], parts: Parts, run: Mapping[str, Any] | No
     Args:
         path: The file.
         parts: The parts.
-        run: What is to be known of a run that is not finished, for JSON; see :func:`run_of`.
+        run: What is to be known of the run that read last, for JSON; see :func:`run_of`.
     """
     arrays: dict[str, NDArray[Any]] = {
         "trace": parts.trace.points,

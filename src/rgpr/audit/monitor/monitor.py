@@ -323,11 +323,14 @@ class Monitor:
             return {"mean_squared_error": last.loss}
         return {"accuracy": last.accuracy, "nll": last.loss}
 
-    def plot(self) -> Any:
-        """An array of matplotlib Axes: the evidence, each layer's, and the performance if known."""
-        names, points = self.layer_names, self._trace.points
-        drawn = Drawn(points, self.alpha, self.when, self.since, names, self.performance)
-        return draw(drawn)
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """An array of matplotlib Axes: the evidence, each layer's, and the performance if known.
+
+        Args:
+            path: Where to write it as a picture, if anywhere. The figure is closed then.
+        """
+        found = (self._trace.points, self.alpha, self.when, self.since, self.layer_names)
+        return draw(Drawn(*found, self.performance), path)
 
     # -- several processes -----------------------------------------------------------------------
 

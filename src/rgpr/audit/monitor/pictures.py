@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from typing import Any
 
-from ..._axes import row
+from ..._axes import row, write
 from .performance import Window
 from .trace import Array
 
@@ -36,11 +37,12 @@ class Drawn:
     windows: list[Window]
 
 
-def draw(drawn: Drawn) -> Any:
+def draw(drawn: Drawn, path: str | os.PathLike[str] | None) -> Any:
     """An array of matplotlib Axes: evidence, layers if there are any, performance if there is any.
 
     Args:
         drawn: What to draw.
+        path: The file to write, if any.
     """
     panels = 1 + bool(drawn.layers) + bool(drawn.windows)
     axes = row(panels, 4.2, 3.2)
@@ -49,6 +51,7 @@ def draw(drawn: Drawn) -> Any:
         _layers(axes[1], drawn)
     if drawn.windows:
         _performance(axes[-1], drawn.windows)
+    write(axes[0], path, made=True)
     return axes
 
 

@@ -2,21 +2,26 @@
 
 Beside ``watch.safetensors`` there is ``watch.safetensors.part`` while a run lasts: a whole monitor,
 the number of rows that it has read, and all that the run depends on. It is written wholly or not at
-all. The state itself is written when the run is finished, so it only ever holds whole runs. A run
-that was killed is taken up from the part if it depends on the same; the rows that the part has read
-are skipped. As a monitor is kept to the last bit, the end is the same as without the kill.
+all. When the run is finished the part takes the place of the state, in one step, so the state only
+ever holds whole runs. A run that was killed is taken up from the part if it depends on the same,
+and refused if it does not; the rows that the part has read are skipped. As a monitor is kept to the
+last bit, the end is the same as without the kill.
+
+The state still says of which run it was the part. So if a run was killed or failed after that step
+and the same run is started again, its rows are known to be in the state and are not read twice.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..._resuming import check_same
 from ...model import RGPR
 from . import files
 from .monitor import Monitor
@@ -31,36 +36,49 @@ class Unfinished:
         state: The file that the run starts from, if it is there, and is written to at its end.
         settings: All that the run depends on, for JSON.
         every: Seconds between writes.
+        restart: Throw away what another run left.
 
     Attributes:
         rows: How many rows of the data were read.
+        before: How many inputs the monitor had read when the run began.
+        finished: Whether the state holds all of the run.
     """
 
-    def __init__(self, state: Path, settings: Mapping[str, Any], every: float) -> None:
-        self.rows = 0
-        self._path = state.with_name(f"{state.name}.part")
+    def __init__(
+        self, state: Path, settings: Mapping[str, Any], every: float, *, restart: bool = False
+    ) -> None:
+        self.rows, self.before, self.finished = 0, 0, False
+        self._state, self._path = state, state.with_name(f"{state.name}.part")
+        if restart:
+            self._path.unlink(missing_ok=True)
         start = hashlib.sha256(state.read_bytes()).hexdigest() if state.exists() else None
         self._settings = json.loads(json.dumps({**settings, "state": start}))
         self._every, self._written = every, time.monotonic()
 
-    def taken_up(self, model: RGPR) -> Monitor | None:
-        """The monitor of a run with these settings that was stopped; ``None`` if there is none.
+    def begun(self, model: RGPR) -> Monitor | None:
+        """The monitor to go on with, from the part or the state; ``None`` if there is neither.
 
-        Warns of a run with other settings, whose part this run will replace.
+        Raises:
+            ValueError: The part is of a run with other settings.
         """
         run = files.run_of(self._path) if self._path.is_file() else None
-        if run is None:
+        if run is not None:
+            check_same(self._path, run["settings"], self._settings)
+            self.rows, self.before = run["rows"], run["before"]
+            return Monitor.load(self._path, model)
+        if not self._state.exists():
             return None
-        if run["settings"] != self._settings:
-            warnings.warn(
-                f"{self._path} holds the first {run['rows']} rows of another run, over "
-                f"{run['settings']['data']}, which was stopped and is not part of the state. This "
-                "run begins without them; to keep them, finish that run first",
-                stacklevel=2,
-            )
-            return None
-        self.rows = run["rows"]
-        return Monitor.load(self._path, model)
+        monitor = Monitor.load(self._state, model)
+        run = files.run_of(self._state)
+        # The run that the state holds began with the state before it.
+        if run is not None and {**self._settings, "state": None} == {
+            **run["settings"],
+            "state": None,
+        }:
+            self.rows, self.before, self.finished = run["rows"], run["before"], True
+        else:
+            self.before = monitor.count
+        return monitor
 
     def read(self, monitor: Monitor, rows: int, *, now: bool = False) -> None:
         """Note that the monitor has read so many more rows, and write that once in a while.
@@ -76,10 +94,11 @@ class Unfinished:
 
     def write(self, monitor: Monitor) -> None:
         """Write what is done."""
-        run = {"settings": self._settings, "rows": self.rows}
+        run = {"settings": self._settings, "rows": self.rows, "before": self.before}
         files.save(self._path, monitor._parts(), run)
         self._written = time.monotonic()
 
-    def finish(self) -> None:
-        """Remove the part, once the state holds all of the run."""
-        self._path.unlink(missing_ok=True)
+    def finish(self, monitor: Monitor) -> None:
+        """Put the part, with all of the run, in the place of the state."""
+        self.write(monitor)
+        os.replace(self._path, self._state)
