@@ -1,17 +1,18 @@
 """Run somebody else's network, read it on the way, and leave it as it was.
 
-:func:`evaluating` switches modes for a while, :func:`watching` puts hooks on for one pass, and
-:func:`capture` takes the representations out of that pass. Modes and hooks come back on every way
-out, and other threads that run the same network see nothing of it.
+:class:`evaluating` switches modes for a while, :class:`watching` puts hooks on for one pass, and
+:class:`capture` takes the representations out of that pass. Modes and hooks come back on every way
+out, that of an interrupt at any point too, and other threads that run the same network see nothing
+of it.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,6 +26,7 @@ from .representation import GOES_IN, Representation, parse_layer
 __all__ = [
     "After",
     "Before",
+    "Guard",
     "capture",
     "evaluating",
     "every_module",
@@ -36,10 +38,6 @@ __all__ = [
 T = TypeVar("T")
 Before = Callable[[nn.Module, tuple[Any, ...]], None]
 After = Callable[[nn.Module, tuple[Any, ...], Any], None]
-
-_mode_lock = threading.Lock()
-# Modules that we switched to evaluation mode, and how many calls rely on it just now.
-_switched: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 def plain_module(network: nn.Module) -> nn.Module:
@@ -90,84 +88,206 @@ def every_module(network: nn.Module) -> list[nn.Module]:
     return list(found)
 
 
-@contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
+class Guard:
+    """A change to somebody's network that is taken back, whatever comes in between.
+
+    A guard is entered twice: ``with guard, guard:``. An interrupt, as by Ctrl-C, can come between
+    any two steps of Python, at the start of ``__exit__`` too, which then does nothing. The other
+    ``__exit__`` still takes the change back. The first entry changes nothing, so that an interrupt
+    while the second makes the change finds a block that is left by an ``__exit__``.
+    """
+
+    def __init__(self) -> None:
+        self._entries = 0
+        self._restored = False
+        self.thread = 0 if torch.compiler.is_compiling() else threading.get_ident()
+
+    def __enter__(self) -> Self:
+        self._entries += 1
+        if self._entries == 2:
+            if not torch.compiler.is_compiling():
+                _changing.add(self)
+            self._change()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        if not self._restored:
+            self.restore()
+            if not torch.compiler.is_compiling():
+                _changing.discard(self)
+            self._restored = True
+        if kind is None and self._entries == 1:
+            raise RuntimeError("this changed nothing; it is entered twice: with guard, guard")
+
+    def _change(self) -> None:
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Take back what was changed so far; to do it again does no harm."""
+        raise NotImplementedError
+
+
+# The guards whose changes are in force.
+_changing: set[Guard] = set()
+
+
+class evaluating(Guard):  # noqa: N801, which reads as what it does
     """Evaluation mode inside, every submodule's own mode again afterwards.
 
     Calls that overlap, from several threads or on networks that share parts, share the switches:
     the last to leave restores.
     """
-    if torch.compiler.is_compiling():
-        # Modes are constants of a compiled graph, which cannot hold a lock.
-        if any(module.training for module in every_module(network)):
-            raise RuntimeError("call .eval() on the model before compiling or exporting it")
-        yield
-        return
-    with _mode_lock:
-        ours = [m for m in every_module(network) if m.training or (_switched and m in _switched)]
-        for module in ours:
-            module.training = False
-            _switched[module] = _switched.get(module, 0) + 1
-    try:
-        yield
-    finally:
-        with _mode_lock:
-            for module in ours:
-                _switched[module] -= 1
-                if _switched[module] == 0:
-                    del _switched[module]
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self._network = network
+        self._switched: list[nn.Module] = []
+
+    def _change(self) -> None:
+        modules = every_module(self._network)
+        if torch.compiler.is_compiling():
+            # Modes are constants of a compiled graph, which cannot hold a lock.
+            if any(module.training for module in modules):
+                raise RuntimeError("call .eval() on the model before compiling or exporting it")
+            return
+        if _users or any(module.training for module in modules):
+            _locked(lambda: self._switch(modules))
+
+    def _switch(self, modules: Sequence[nn.Module]) -> None:
+        for module in modules:
+            if module.training or module in _users:
+                self._switched.append(module)
+                _users.setdefault(module, set()).add(self)
+                module.training = False
+
+    def restore(self) -> None:
+        if self._switched:
+            _locked(self._switch_back)
+
+    def _switch_back(self) -> None:
+        for module in self._switched:
+            users = _users.get(module)
+            if users is not None:
+                users.discard(self)
+                if not users:
                     module.training = True
+                    del _users[module]
 
 
-@contextmanager
-def watching(
-    network: nn.Module,
-    after: Mapping[nn.Module, After],
-    before: Mapping[nn.Module, Before] | None = None,
-) -> Iterator[None]:
+class _Hooks(Guard):
+    """Hooks on the parts of a network.
+
+    They are noted before they are registered, and found by what they are: an interrupt may come
+    after torch has registered a hook and before it has returned the handle.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hooks: list[tuple[nn.Module, Callable[..., Any], dict[str, Any] | None]] = []
+        self._handles: list[Any] = []
+
+    def before(self, module: nn.Module, hook: Callable[..., Any], **options: Any) -> None:
+        """Note a hook that is to run before the module does."""
+        self._hooks.append((module, hook, options))
+
+    def after(self, module: nn.Module, hook: Callable[..., Any]) -> None:
+        """Note a hook that is to run after the module."""
+        self._hooks.append((module, hook, None))
+
+    def _change(self) -> None:
+        for module, hook, options in self._hooks:
+            if options is None:
+                self._handles.append(module.register_forward_hook(hook))
+            else:
+                self._handles.append(module.register_forward_pre_hook(hook, **options))
+
+    def restore(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        if len(self._handles) < len(self._hooks):
+            for module, hook, options in self._hooks:
+                kind = "_forward_hooks" if options is None else "_forward_pre_hooks"
+                registered = getattr(module, kind)
+                for key in [key for key, value in registered.items() if value is hook]:
+                    getattr(module, f"{kind}_with_kwargs").pop(key, None)
+                    registered.pop(key, None)
+
+
+class watching(_Hooks):  # noqa: N801
     """Call handlers around the given submodules during the next pass through ``network``.
 
     Only the first pass that this thread makes inside the block is watched; what other threads
-    run, and what runs after that pass, goes unseen. The hooks are removed on every way out.
+    run, and what runs after that pass, goes unseen.
     """
-    compiling = torch.compiler.is_compiling()
-    owner = 0 if compiling else threading.get_ident()
-    finished = False
 
-    def run(handler: Callable[..., None]) -> Callable[..., None]:
+    def __init__(
+        self,
+        network: nn.Module,
+        after: Mapping[nn.Module, After],
+        before: Mapping[nn.Module, Before] | None = None,
+    ) -> None:
+        super().__init__()
+        self._compiling = torch.compiler.is_compiling()
+        self._finished = False
+        for module, handle_before in (before or {}).items():
+            self.before(module, self._seen(handle_before))
+        for module, handle_after in after.items():
+            self.after(module, self._seen(handle_after))
+        self.after(network, self._seen(self._finish))
+
+    def _seen(self, handler: Callable[..., None]) -> Callable[..., None]:
         def hook(*arguments: Any) -> None:
-            if not finished and (compiling or threading.get_ident() == owner):
+            if not self._finished and (self._compiling or threading.get_ident() == self.thread):
                 handler(*arguments)
 
         return hook
 
-    def finish(*_: Any) -> None:
-        nonlocal finished
-        finished = True
+    def _finish(self, *_: Any) -> None:
+        self._finished = True
 
-    handles = []
+
+# -- several threads, and processes that fork ----------------------------------------------------
+
+# Modules that guards switched to evaluation mode, and the guards that rely on it just now.
+_users: WeakKeyDictionary[nn.Module, set[Guard]] = WeakKeyDictionary()
+_lock = threading.RLock()
+
+
+def _locked(step: Callable[[], None]) -> None:
+    """Do a step while no other thread does one; an interrupt at any point leaves the lock free."""
     try:
-        for module, handle_before in (before or {}).items():
-            handles.append(module.register_forward_pre_hook(run(handle_before)))
-        for module, handle_after in after.items():
-            handles.append(module.register_forward_hook(run(handle_after)))
-        handles.append(network.register_forward_hook(run(finish)))
-        yield
+        try:
+            _lock.acquire()
+            step()
+        finally:
+            _release()
     finally:
-        for handle in handles:
-            handle.remove()
+        _release()
+
+
+def _release() -> None:
+    try:
+        _lock.release()
+    except RuntimeError:  # it was released already
+        return
+
+
+def _forked() -> None:
+    """In a process that was forked: other threads are gone, and their changes are taken back."""
+    global _lock
+    _lock = threading.RLock()
+    for guard in [guard for guard in _changing if guard.thread != threading.get_ident()]:
+        guard.restore()
+        _changing.discard(guard)
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 # -- reading representations in the pass that predicts -------------------------------------------
 
 
-@contextmanager
-def capture(
-    network: nn.Module,
-    layers: Sequence[Representation],
-    takes: Sequence[Callable[[Tensor], T]],
-    x: Batch,
-) -> Iterator[list[T]]:
+class capture(_Hooks, Generic[T]):  # noqa: N801
     """Apply ``takes[i]`` to the representation ``layers[i]`` during the next pass.
 
     Each representation is taken at once, before an operation in place can change it, outside of
@@ -181,45 +301,62 @@ def capture(
         takes: One function for each of the layers.
         x: The batch that will be run.
 
-    Yields:
-        A list that holds what each function returned. The input's entry is there at once unless
-        a module stands in for it, the others when the pass has been made.
+    Attributes:
+        found: What each function returned. The input's entry is there on entering unless a module
+            stands in for it, the others when the pass has been made.
 
     Raises:
         RuntimeError: On leaving, if a layer did not run.
         ValueError: During the pass, if a representation does not have that many rows.
     """
-    reader = _Reader(layers, takes, x.shape[0] if isinstance(x, Tensor) else rows_of(x))
-    if not isinstance(x, Tensor):
-        reader.mask = unmasked(network, x)
-    before: dict[nn.Module, dict[int, int]] = {}
-    after: dict[nn.Module, dict[int, int]] = {}
-    for index, layer in enumerate(layers[1:], start=1):
-        name, number, goes_in = parse_layer(layer.name)
-        runs = (before if goes_in else after).setdefault(network.get_submodule(name), {})
-        runs[int(number or 0)] = index
-    source = layers[0].source
-    if source is not None:
-        after.setdefault(network.get_submodule(source), {})[0] = 0
-    handles = []
-    try:
+
+    def __init__(
+        self,
+        network: nn.Module,
+        layers: Sequence[Representation],
+        takes: Sequence[Callable[[Tensor], T]],
+        x: Batch,
+    ) -> None:
+        super().__init__()
+        self._network, self._layers, self._x = network, layers, x
+        rows = x.shape[0] if isinstance(x, Tensor) else rows_of(x)
+        self._reader: _Reader[T] = _Reader(layers, takes, rows)
+        if not isinstance(x, Tensor):
+            self._reader.mask = unmasked(network, x)
+        self.found: list[T] = self._reader.found
+        self._plan()
+
+    def _plan(self) -> None:
+        before: dict[nn.Module, dict[int, int]] = {}
+        after: dict[nn.Module, dict[int, int]] = {}
+        network, source = self._network, self._layers[0].source
+        for index, layer in enumerate(self._layers[1:], start=1):
+            name, number, goes_in = parse_layer(layer.name)
+            runs = (before if goes_in else after).setdefault(network.get_submodule(name), {})
+            runs[int(number or 0)] = index
+        if source is not None:
+            after.setdefault(network.get_submodule(source), {})[0] = 0
         for module, runs in before.items():
-            hook = reader.hook(runs, goes_in=True)
-            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+            self.before(module, self._reader.hook(runs, goes_in=True), with_kwargs=True)
         for module, runs in after.items():
-            handles.append(module.register_forward_hook(reader.hook(runs)))
-        handles.append(network.register_forward_hook(reader.finish))
-        if source is None:
-            reader.take(0, x if isinstance(x, Tensor) else measured(network, x))
-        yield reader.found
-    finally:
-        for handle in handles:
-            handle.remove()
-    if reader.missing:
-        raise RuntimeError(
-            f"the layers {[layers[i].name for i in sorted(reader.missing)]} did not run in this "
-            "forward pass; a network whose path depends on its input needs layers that always run"
-        )
+            self.after(module, self._reader.hook(runs))
+        self.after(network, self._reader.finish)
+
+    def _change(self) -> None:
+        super()._change()
+        if self._layers[0].source is None:
+            x = self._x
+            self._reader.take(0, x if isinstance(x, Tensor) else measured(self._network, x))
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        super().__exit__(kind, *rest)
+        missing = self._reader.missing
+        if kind is None and missing:
+            raise RuntimeError(
+                f"the layers {[self._layers[i].name for i in sorted(missing)]} did not run in this "
+                "forward pass; a network whose path depends on its input needs layers that always "
+                "run"
+            )
 
 
 class _Reader(Generic[T]):

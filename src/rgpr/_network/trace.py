@@ -216,7 +216,7 @@ def _other(x: Tensor) -> Tensor:
 
 def _run(network: nn.Module, x: Batch) -> tuple[Trace, _Tracer]:
     tracer = _Tracer(network, rows_of(x))
-    with torch.no_grad(), evaluating(network):
+    with torch.no_grad(), evaluating(network) as modes, modes:
         try:
             tracer.attach()
             # It may change its input in place.

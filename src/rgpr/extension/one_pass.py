@@ -90,10 +90,9 @@ class Extension:
         if packed is not None:  # their rows wait for the end of the pass
             for index in packed.layers:
                 takes[index] = self.residual.at(index).rows
-        with (
-            evaluating(self.posterior),
-            capture(network, self.representations, takes, x) as columns,
-        ):
+        reading = capture(network, self.representations, takes, x)
+        with evaluating(self.posterior) as modes, modes, reading, reading:
+            columns = reading.found
             first = columns[0] if source is None else largest(network, x)
             if self.nan == "raise" and bool(first.isnan().any()):
                 row = int(first.isnan().nonzero()[0])

@@ -55,7 +55,7 @@ def lipschitz(
     """
     # Inside another module, the network's own hooks and defaults are part of what is traced.
     whole = nn.Sequential(network)
-    with evaluating(network), torch.no_grad():
+    with evaluating(network) as modes, modes, torch.no_grad():
         tracer = _Tracer(autowrap_functions=registered_functions())
         try:
             graph = fx.GraphModule(whole, tracer.trace(whole))

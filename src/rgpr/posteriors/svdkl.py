@@ -229,7 +229,7 @@ def _read(extractor: nn.Module, loader: Iterable[Any], progress: bool) -> _Train
     device = network_dtype_device(extractor)[1]
     features, targets, moments = [], [], Moments()
     shape: Shape | None = None
-    with evaluating(extractor):
+    with evaluating(extractor) as modes, modes:
         for number, (x, y) in enumerate(
             labelled(loader, extractor, progress=progress, description="svdkl features")
         ):
@@ -314,7 +314,7 @@ def _anew(
     The loader decides the order of rows, so the generator is not used.
     """
     device = network_dtype_device(extractor)[1]
-    with evaluating(extractor):
+    with evaluating(extractor) as modes, modes:
         for x, y in labelled(loader, extractor, progress=False, description="svdkl"):
             x = on_device(x, device)
             z = data.standardizer(_features(extractor, x).double())

@@ -68,7 +68,7 @@ class Temperature(Posterior):
         device = network_dtype_device(self.network)[1]
         data = as_batches(val_loader, self.network)
         means, variances, targets = [], [], []
-        with evaluating(self.base):
+        with evaluating(self.base) as modes, modes:
             for number, (x, y) in enumerate(
                 labelled(data, self.network, progress=progress, description="temperature")
             ):

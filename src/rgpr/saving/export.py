@@ -87,7 +87,7 @@ def program(
     on_gpu = first_part(example).is_cuda
     batch = torch.export.Dim.DYNAMIC if on_gpu else torch.export.Dim("batch")
     module = _Everything(model) if everything else _Predict(model)
-    with torch.no_grad(), evaluating(module):
+    with torch.no_grad(), evaluating(module) as modes, modes:
         return torch.export.export(
             module,
             (mapped(example, Tensor.detach),),

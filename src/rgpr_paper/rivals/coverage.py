@@ -109,10 +109,11 @@ class Coverage:
         def note(module: nn.Module, args: Any, output: Tensor) -> None:
             found[module] = output
 
-        with torch.enable_grad(), evaluating(self.network):
+        with torch.enable_grad(), evaluating(self.network) as modes, modes:
             # The input asks for gradients, so that frozen weights do no harm.
             clean = x.clone().requires_grad_()
-            with watching(self.network, {layer.module: note for layer in self.layers}):
+            hooks = watching(self.network, {layer.module: note for layer in self.layers})
+            with hooks, hooks:
                 logits = self.network(clean)
             outputs = [found[layer.module] for layer in self.layers]
             loss = -logits.log_softmax(1).mean(1).sum()

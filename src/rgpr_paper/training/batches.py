@@ -54,7 +54,7 @@ class HeldTensors:
         if seed is not None:
             self.generator = torch.Generator(device).manual_seed(seed)
         if plan.loss == "classification":
-            with torch.no_grad(), evaluating(network):
+            with torch.no_grad(), evaluating(network) as modes, modes:
                 self._check_labels(network(self._prepare(self.x[:2])).shape[-1])
 
     def __len__(self) -> int:

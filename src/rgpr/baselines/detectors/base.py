@@ -54,7 +54,7 @@ class Detector:
             ValueError: ``x`` is on another device, or the features cannot be read.
         """
         check_input(x, self.network, None, measured=False)
-        with evaluating(self.network):
+        with evaluating(self.network) as modes, modes:
             return self._score(x)
 
     def _score(self, x: Batch) -> Tensor:
@@ -92,7 +92,8 @@ class Detector:
                 last = (module, args[0], output)
 
         linear = [module for module in self.network.modules() if isinstance(module, nn.Linear)]
-        with watching(self.network, dict.fromkeys(linear, after)):
+        hooks = watching(self.network, dict.fromkeys(linear, after))
+        with hooks, hooks:
             logits = self._logits(x)
         if last is None or not _same(last[2].double(), logits):
             raise ValueError(

@@ -47,7 +47,7 @@ class KNN(Detector):
         Raises:
             ValueError: Fewer examples than ``k``.
         """
-        with evaluating(self.network):
+        with evaluating(self.network) as modes, modes:
             rows = [
                 _normalised(self._features(x)) for x, _ in self._batches(train_loader, progress)
             ]

@@ -117,7 +117,7 @@ def collect(
     loader = as_batches(loader, network)
     xs, ys, fs = [], [], []
     shape: torch.Size | None = None
-    with evaluating(network):
+    with evaluating(network) as modes, modes:
         for number, (x, y) in enumerate(
             labelled(loader, network, progress=progress, description=description)
         ):

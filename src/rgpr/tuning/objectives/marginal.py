@@ -238,7 +238,7 @@ def collect_matrices(extension: Extension, loader: Iterable[Any], progress: bool
     xs: list[Batch] = []
     targets: list[Tensor] = []
     means: list[Tensor] = []
-    with evaluating(posterior):
+    with evaluating(posterior) as modes, modes:
         for number, (batch, target) in enumerate(
             labelled(
                 loader,
@@ -252,9 +252,10 @@ def collect_matrices(extension: Extension, loader: Iterable[Any], progress: bool
             check_batch(number, x, posterior.network, extension.input_shape, measured=measured)
             if rows_of(x) == 0:
                 continue
-            with capture(posterior.network, extension.representations, coordinates, x) as found:
+            pass_ = capture(posterior.network, extension.representations, coordinates, x)
+            with pass_, pass_:
                 gaussian: Gaussian = posterior(x)
-            for parts, h in zip(representations, found, strict=True):
+            for parts, h in zip(representations, pass_.found, strict=True):
                 parts.append(h)
             means.append(gaussian.mean.double())
             checked = extension.likelihood.target(target, gaussian.mean.shape, number)
