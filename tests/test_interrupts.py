@@ -15,8 +15,9 @@ from torch import nn
 
 import rgpr
 from networks import mlp
-from rgpr._network import running
-from rgpr._network.running import capture, evaluating
+from rgpr._network import guards
+from rgpr._network.guards import evaluating
+from rgpr._network.running import capture
 
 
 class Interrupt(KeyboardInterrupt):
@@ -89,14 +90,14 @@ def untouched(network: nn.Module) -> Callable[[], None]:
 
     def check() -> None:
         assert ([module.training for module in network.modules()], hooks_of(network)) == before
-        assert not running._users
-        assert not running._changing
+        assert not guards._users
+        assert not guards._changing
         free = []
-        thread = threading.Thread(target=lambda: free.append(running._lock.acquire(timeout=5)))
+        thread = threading.Thread(target=lambda: free.append(guards._lock.acquire(timeout=5)))
         thread.start()
         thread.join()
         assert free == [True]
-        running._lock = threading.RLock()  # the thread that had it is gone
+        guards._lock = threading.RLock()  # the thread that had it is gone
 
     return check
 
@@ -111,7 +112,7 @@ def test_a_guard_takes_everything_back_from_every_step(network: nn.Module) -> No
             network(x)
 
     steps = interrupted_everywhere(
-        run, ("_network/running.py", "test_interrupts.py"), untouched(network)
+        run, ("_network/guards.py", "_network/running.py", "test_interrupts.py"), untouched(network)
     )
     assert steps > 300
 
@@ -137,7 +138,12 @@ def test_fitting_is_interrupted_anywhere(network: nn.Module) -> None:
     def run() -> None:
         rgpr.RGPR(network).fit([x], progress=False)
 
-    parts = ("_network/running.py", "extension/fitting.py", "extension/scales.py")
+    parts = (
+        "_network/guards.py",
+        "_network/running.py",
+        "extension/fitting.py",
+        "extension/scales.py",
+    )
     assert interrupted_everywhere(run, parts, untouched(network), step=13) > 1000
 
 
@@ -164,7 +170,7 @@ def test_a_fork_while_another_thread_predicts(network: nn.Module) -> None:
     thread = threading.Thread(target=lambda: model(x))
     thread.start()
     assert inside.wait(60)
-    running._lock.acquire()  # as if this very moment were one of the other thread's
+    guards._lock.acquire()  # as if this very moment were one of the other thread's
     child = os.fork()
     if child == 0:
         try:
@@ -173,7 +179,7 @@ def test_a_fork_while_another_thread_predicts(network: nn.Module) -> None:
             os._exit(0)
         except BaseException:
             os._exit(1)
-    running._lock.release()
+    guards._lock.release()
     leave.set()
     thread.join()
     handle.remove()

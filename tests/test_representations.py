@@ -15,9 +15,10 @@ from torch.nn import functional as F
 import rgpr
 from networks import EVERY_NETWORK, Functional, LeNet, Reused, Shared, Wrapper, mlp
 from rgpr import RGPR
+from rgpr._network.guards import evaluating
 from rgpr._network.layers import check_layers, choose_layers
 from rgpr._network.representation import Representation, names_of
-from rgpr._network.running import capture, evaluating, plain_module, watching
+from rgpr._network.running import capture, plain_module, watching
 from rgpr._network.trace import linear_head, trace
 
 

@@ -1,35 +1,29 @@
-"""Run somebody else's network, read it on the way, and leave it as it was.
+"""Read somebody else's network while it runs, and leave it without a trace.
 
-:class:`evaluating` switches modes for a while, :class:`watching` puts hooks on for one pass, and
-:class:`capture` takes the representations out of that pass. Modes and hooks come back on every way
-out, that of an interrupt at any point too, and other threads that run the same network see nothing
-of it.
+:class:`watching` puts hooks on for one pass, and :class:`capture` takes the representations out of
+that pass. Both are guards, so that the hooks go on every way out. Other threads that run the same
+network see nothing of them.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Self, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from .._backend.precision import full_precision
 from .batches import Batch, measured, rows_of, unmasked, vectors
-from .masks import Mask
+from .guards import Guard
 from .representation import GOES_IN, Representation, parse_layer
 
 __all__ = [
     "After",
     "Before",
-    "Guard",
     "capture",
-    "evaluating",
-    "every_module",
     "first_tensor",
     "plain_module",
     "watching",
@@ -77,103 +71,6 @@ def plain_module(network: nn.Module) -> nn.Module:
     return network
 
 
-def every_module(network: nn.Module) -> list[nn.Module]:
-    """All of its modules: ``network.modules()`` takes ten times as long, at every prediction."""
-    found, waiting = {network}, [network]
-    while waiting:
-        for module in waiting.pop()._modules.values():
-            if module is not None and module not in found:
-                found.add(module)
-                waiting.append(module)
-    return list(found)
-
-
-class Guard:
-    """A change to somebody's network that is taken back, whatever comes in between.
-
-    A guard is entered twice: ``with guard, guard:``. An interrupt, as by Ctrl-C, can come between
-    any two steps of Python, at the start of ``__exit__`` too, which then does nothing. The other
-    ``__exit__`` still takes the change back. The first entry changes nothing, so that an interrupt
-    while the second makes the change finds a block that is left by an ``__exit__``.
-    """
-
-    def __init__(self) -> None:
-        self._entries = 0
-        self._restored = False
-        self.thread = 0 if torch.compiler.is_compiling() else threading.get_ident()
-
-    def __enter__(self) -> Self:
-        self._entries += 1
-        if self._entries == 2:
-            if not torch.compiler.is_compiling():
-                _changing.add(self)
-            self._change()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        if not self._restored:
-            self.restore()
-            if not torch.compiler.is_compiling():
-                _changing.discard(self)
-            self._restored = True
-        if kind is None and self._entries == 1:
-            raise RuntimeError("this changed nothing; it is entered twice: with guard, guard")
-
-    def _change(self) -> None:
-        raise NotImplementedError
-
-    def restore(self) -> None:
-        """Take back what was changed so far; to do it again does no harm."""
-        raise NotImplementedError
-
-
-# The guards whose changes are in force.
-_changing: set[Guard] = set()
-
-
-class evaluating(Guard):  # noqa: N801, which reads as what it does
-    """Evaluation mode inside, every submodule's own mode again afterwards.
-
-    Calls that overlap, from several threads or on networks that share parts, share the switches:
-    the last to leave restores.
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self._network = network
-        self._switched: list[nn.Module] = []
-
-    def _change(self) -> None:
-        modules = every_module(self._network)
-        if torch.compiler.is_compiling():
-            # Modes are constants of a compiled graph, which cannot hold a lock.
-            if any(module.training for module in modules):
-                raise RuntimeError("call .eval() on the model before compiling or exporting it")
-            return
-        if _users or any(module.training for module in modules):
-            _locked(lambda: self._switch(modules))
-
-    def _switch(self, modules: Sequence[nn.Module]) -> None:
-        for module in modules:
-            if module.training or module in _users:
-                self._switched.append(module)
-                _users.setdefault(module, set()).add(self)
-                module.training = False
-
-    def restore(self) -> None:
-        if self._switched:
-            _locked(self._switch_back)
-
-    def _switch_back(self) -> None:
-        for module in self._switched:
-            users = _users.get(module)
-            if users is not None:
-                users.discard(self)
-                if not users:
-                    module.training = True
-                    del _users[module]
-
-
 class _Hooks(Guard):
     """Hooks on the parts of a network.
 
@@ -182,17 +79,19 @@ class _Hooks(Guard):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        # Modules, their hooks, and what is passed with a hook that runs before its module.
         self._hooks: list[tuple[nn.Module, Callable[..., Any], dict[str, Any] | None]] = []
         self._handles: list[Any] = []
+        self._finished = False
 
-    def before(self, module: nn.Module, hook: Callable[..., Any], **options: Any) -> None:
-        """Note a hook that is to run before the module does."""
-        self._hooks.append((module, hook, options))
+    def _mine(self) -> bool:
+        """Whether what runs now is the pass that is watched: the first of this guard's thread."""
+        return not self._finished and (self._compiling or threading.get_ident() == self.thread)
 
-    def after(self, module: nn.Module, hook: Callable[..., Any]) -> None:
-        """Note a hook that is to run after the module."""
-        self._hooks.append((module, hook, None))
+    def _finish(self, *_: Any) -> None:
+        """Note that the pass is over: whatever this thread runs next is not watched."""
+        if self._compiling or threading.get_ident() == self.thread:
+            self._finished = True
 
     def _change(self) -> None:
         for module, hook, options in self._hooks:
@@ -227,61 +126,18 @@ class watching(_Hooks):  # noqa: N801
         before: Mapping[nn.Module, Before] | None = None,
     ) -> None:
         super().__init__()
-        self._compiling = torch.compiler.is_compiling()
-        self._finished = False
         for module, handle_before in (before or {}).items():
-            self.before(module, self._seen(handle_before))
+            self._hooks.append((module, self._seen(handle_before), {}))
         for module, handle_after in after.items():
-            self.after(module, self._seen(handle_after))
-        self.after(network, self._seen(self._finish))
+            self._hooks.append((module, self._seen(handle_after), None))
+        self._hooks.append((network, self._finish, None))
 
     def _seen(self, handler: Callable[..., None]) -> Callable[..., None]:
         def hook(*arguments: Any) -> None:
-            if not self._finished and (self._compiling or threading.get_ident() == self.thread):
+            if self._mine():
                 handler(*arguments)
 
         return hook
-
-    def _finish(self, *_: Any) -> None:
-        self._finished = True
-
-
-# -- several threads, and processes that fork ----------------------------------------------------
-
-# Modules that guards switched to evaluation mode, and the guards that rely on it just now.
-_users: WeakKeyDictionary[nn.Module, set[Guard]] = WeakKeyDictionary()
-_lock = threading.RLock()
-
-
-def _locked(step: Callable[[], None]) -> None:
-    """Do a step while no other thread does one; an interrupt at any point leaves the lock free."""
-    try:
-        try:
-            _lock.acquire()
-            step()
-        finally:
-            _release()
-    finally:
-        _release()
-
-
-def _release() -> None:
-    try:
-        _lock.release()
-    except RuntimeError:  # it was released already
-        return
-
-
-def _forked() -> None:
-    """In a process that was forked: other threads are gone, and their changes are taken back."""
-    global _lock
-    _lock = threading.RLock()
-    for guard in [guard for guard in _changing if guard.thread != threading.get_ident()]:
-        guard.restore()
-        _changing.discard(guard)
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 # -- reading representations in the pass that predicts -------------------------------------------
@@ -318,67 +174,47 @@ class capture(_Hooks, Generic[T]):  # noqa: N801
         x: Batch,
     ) -> None:
         super().__init__()
-        self._network, self._layers, self._x = network, layers, x
-        rows = x.shape[0] if isinstance(x, Tensor) else rows_of(x)
-        self._reader: _Reader[T] = _Reader(layers, takes, rows)
-        if not isinstance(x, Tensor):
-            self._reader.mask = unmasked(network, x)
-        self.found: list[T] = self._reader.found
-        self._plan()
-
-    def _plan(self) -> None:
+        self._network, self._layers, self._takes, self._x = network, layers, takes, x
+        self._rows = x.shape[0] if isinstance(x, Tensor) else rows_of(x)
+        self._mask = None if isinstance(x, Tensor) else unmasked(network, x)
+        self.found: list[Any] = [None] * len(layers)
+        self._missing = set(range(len(layers)))
         before: dict[nn.Module, dict[int, int]] = {}
         after: dict[nn.Module, dict[int, int]] = {}
-        network, source = self._network, self._layers[0].source
-        for index, layer in enumerate(self._layers[1:], start=1):
+        for index, layer in enumerate(layers[1:], start=1):
             name, number, goes_in = parse_layer(layer.name)
             runs = (before if goes_in else after).setdefault(network.get_submodule(name), {})
             runs[int(number or 0)] = index
+        source = layers[0].source
         if source is not None:
             after.setdefault(network.get_submodule(source), {})[0] = 0
         for module, runs in before.items():
-            self.before(module, self._reader.hook(runs, goes_in=True), with_kwargs=True)
+            self._hooks.append((module, self._hook(runs, goes_in=True), {"with_kwargs": True}))
         for module, runs in after.items():
-            self.after(module, self._reader.hook(runs))
-        self.after(network, self._reader.finish)
+            self._hooks.append((module, self._hook(runs), None))
+        self._hooks.append((network, self._finish, None))
 
     def _change(self) -> None:
         super()._change()
         if self._layers[0].source is None:
             x = self._x
-            self._reader.take(0, x if isinstance(x, Tensor) else measured(self._network, x))
+            self._take(0, x if isinstance(x, Tensor) else measured(self._network, x))
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        super().__exit__(kind, *rest)
-        missing = self._reader.missing
-        if kind is None and missing:
+    def _check(self) -> None:
+        super()._check()
+        if self._missing:
             raise RuntimeError(
-                f"the layers {[self._layers[i].name for i in sorted(missing)]} did not run in this "
-                "forward pass; a network whose path depends on its input needs layers that always "
-                "run"
+                f"the layers {[self._layers[i].name for i in sorted(self._missing)]} did not run "
+                "in this forward pass; a network whose path depends on its input needs layers that "
+                "always run"
             )
 
-
-class _Reader(Generic[T]):
-    """Takes the representations of the first pass that its thread makes."""
-
-    def __init__(
-        self, layers: Sequence[Representation], takes: Sequence[Callable[[Tensor], T]], rows: int
-    ) -> None:
-        self._layers, self._takes, self._rows = layers, takes, rows
-        self.mask: Mask | None = None
-        self.found: list[Any] = [None] * len(layers)
-        self.missing = set(range(len(layers)))
-        self._compiling = torch.compiler.is_compiling()
-        self._owner = 0 if self._compiling else threading.get_ident()
-        self._finished = False
-
-    def take(self, index: int, h: Tensor) -> None:
-        self.missing.discard(index)
+    def _take(self, index: int, h: Tensor) -> None:
+        self._missing.discard(index)
         layer = self._layers[index]
         h = h if layer.plain else layer.arrange(h)
-        if self.mask is not None and self.mask.fits(h):
-            h = self.mask.mean(h) if layer.token is None else self.mask.at(h, layer.token)
+        if self._mask is not None and self._mask.fits(h):
+            h = self._mask.mean(h) if layer.token is None else self._mask.at(h, layer.token)
         elif layer.token is not None and h.dim() == 3:
             h = h[..., layer.token]
         if layer.source is not None:
@@ -389,7 +225,7 @@ class _Reader(Generic[T]):
         else:
             self.found[index] = self._takes[index](h)
 
-    def hook(self, runs: Mapping[int, int], *, goes_in: bool = False) -> Callable[..., None]:
+    def _hook(self, runs: Mapping[int, int], *, goes_in: bool = False) -> Callable[..., None]:
         """A hook for a module, some of whose runs in a pass are representations.
 
         Each module has a hook of its own, since an exporter may call it with a stand-in for the
@@ -402,7 +238,7 @@ class _Reader(Generic[T]):
         number = itertools.count()
 
         def read(h: Any) -> None:
-            if self._finished or not (self._compiling or threading.get_ident() == self._owner):
+            if not self._mine():
                 return
             index = runs.get(next(number))
             if index is None:
@@ -411,28 +247,18 @@ class _Reader(Generic[T]):
             if not isinstance(h, Tensor):
                 h = first_tensor(h, layer.name)
             if h.is_quantized or h.is_nested:
-                h = dense(h, None if self.mask is None else self.mask.counted.shape[1])
+                h = dense(h, None if self._mask is None else self._mask.counted.shape[1])
             if h.shape[layer.batch] != self._rows:
                 raise ValueError(
                     f"layer '{layer.name}' gives shape {tuple(h.shape)} for a batch of "
                     f"{self._rows}, which should be the size of axis {layer.batch}. Choose other "
                     "layers"
                 )
-            plain = layer.plain and self.mask is None
-            if plain and not torch.is_autocast_enabled(h.device.type):
-                self.missing.discard(index)
-                self.found[index] = self._takes[index](h)
-            else:
-                self.take(index, h)
+            self._take(index, h)
 
         if goes_in:
             return lambda _, args, named: read(next(iter(args or named.values()), None))
         return lambda _, args, output: read(output)
-
-    def finish(self, *_: Any) -> None:
-        """The pass is over; whatever this thread runs next is not read."""
-        if self._compiling or threading.get_ident() == self._owner:
-            self._finished = True
 
 
 def first_tensor(output: Any, layer: str) -> Tensor:

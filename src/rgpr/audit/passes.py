@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from .._network.batches import Batch
 from .._network.checks import network_dtype_device
+from .._network.guards import Guard
 from .._network.loaders import inputs_and_targets, on_device
 from .._network.outputs import outputs_of
-from .._network.running import Guard, watching
+from .._network.running import watching
 from .._network.trace import linear_head
 from ..answers.conformal import p_values
 from ..answers.predictions import class_set, interval

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .._network import batches
 from .._network.checks import check_batch, network_dtype_device, not_finite
+from .._network.guards import evaluating
 from .._network.kept import Form, Kept, form_of
 from .._network.layers import LayerChoice, stand_in
 from .._network.loaders import inputs_and_targets, on_device
@@ -24,7 +25,7 @@ from .._network.outputs import outputs_of
 from .._network.processes import active, together
 from .._network.representation import INPUT, Representation, parse_layer
 from .._network.reservoir import Reservoir
-from .._network.running import capture, evaluating
+from .._network.running import capture
 from .._network.sources import check_no_pair
 from .._network.trace import Trace
 from ..likelihoods import Likelihood

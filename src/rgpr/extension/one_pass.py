@@ -12,8 +12,9 @@ from torch import Tensor
 from .._backend.arithmetic import FASTER
 from .._network.batches import Batch, Shape, dtype_of, first_part, largest, zeroed
 from .._network.checks import check_input
+from .._network.guards import evaluating
 from .._network.representation import Representation, names_of
-from .._network.running import capture, evaluating
+from .._network.running import capture
 from ..likelihoods import Likelihood
 from ..posteriors import Posterior
 from ..residual.variance import Residual

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from .._network.batches import copied, run
+from .._network.guards import evaluating
 from .._network.kept import Kept
 from .._network.outputs import outputs_of
 from .._network.representation import Representation
-from .._network.running import capture, evaluating
+from .._network.running import capture
 from ..likelihoods import LabelLikelihood, Likelihood
 from ..posteriors import Posterior
 from ..posteriors.gaussian import Gaussian

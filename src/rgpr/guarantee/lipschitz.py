@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from .._network.running import evaluating
+from .._network.guards import evaluating
 from .operations import Bound, Call, NotBoundedError
 from .table import bound_of_call, bound_of_module, registered_functions
 

@@ -24,8 +24,8 @@ from torch.nn.functional import nll_loss
 
 from .._network.batches import Batch
 from .._network.checks import network_dtype_device
+from .._network.guards import evaluating
 from .._network.loaders import labelled, on_device
-from .._network.running import evaluating
 from .._network.sources import as_batches
 from ..likelihoods.classification import Classification
 from .base import Posterior

@@ -26,11 +26,12 @@ from .._backend.precision import full_precision
 from .._network.batches import Batch as Inputs
 from .._network.batches import Shape, rows_of, run, shape_of
 from .._network.checks import check_batch, network_dtype_device
+from .._network.guards import evaluating
 from .._network.layers import LayerChoice, choose_of
 from .._network.loaders import labelled, on_device
 from .._network.moments import Moments
 from .._network.representation import Representation
-from .._network.running import evaluating, plain_module
+from .._network.running import plain_module
 from .._network.sources import as_batches, check_read_again
 from .._network.trace import Trace
 from ..residual.coordinates import Standardizer

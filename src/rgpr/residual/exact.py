@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
-from .._network.running import evaluating
+from .._network.guards import evaluating
 from ..kernels import dscs_gram
 
 __all__ = ["ResidualProcess"]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .._atomic import replacing
 from .._network.batches import Batch, first_part, mapped, named, rows_of
-from .._network.running import evaluating
+from .._network.guards import evaluating
 from ..likelihoods import likelihood_named
 from ..posteriors import Posterior
 

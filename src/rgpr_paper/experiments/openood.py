@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from rgpr._network.running import evaluating
+from rgpr._network.guards import evaluating
 from rgpr.metrics import accuracy, auprc, auroc, fpr95, fpr95_openood
 from rgpr.model import RGPR
 

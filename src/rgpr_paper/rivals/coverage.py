@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rgpr._network.guards import evaluating
 from rgpr._network.representation import parse_layer
-from rgpr._network.running import evaluating, watching
+from rgpr._network.running import watching
 
 from ..data import Loader, some
 from .base import Bench, Fitted, Rival, pytorch_ood, register_rival

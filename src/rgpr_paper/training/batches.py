@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from rgpr._network.checks import network_dtype_device
+from rgpr._network.guards import evaluating
 from rgpr._network.loaders import labelled, on_device
-from rgpr._network.running import evaluating
 
 from .augment import crop_flip, strong
 from .plan import TrainingPlan

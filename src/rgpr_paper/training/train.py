@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rgpr._network.checks import network_dtype_device
-from rgpr._network.running import evaluating
+from rgpr._network.guards import evaluating
 from rgpr._progress import bar
 
 from . import checkpoint as checkpoints

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rgpr._network.guards import evaluating
 from rgpr._network.representation import parse_layer
-from rgpr._network.running import evaluating
 
 from .batches import Batch, call
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from ..._network.batches import Batch, Shape, copied, rows_of, shape_of
 from ..._network.checks import check_batch, check_input, network_dtype_device
+from ..._network.guards import evaluating
 from ..._network.loaders import labelled, on_device
 from ..._network.outputs import outputs
-from ..._network.running import evaluating, plain_module, watching
+from ..._network.running import plain_module, watching
 from ..._network.sources import as_batches
 
 __all__ = ["DETECTORS", "Detector", "register_detector"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..._backend.precision import full_precision
-from ..._network.running import evaluating
+from ..._network.guards import evaluating
 from .base import Detector, register_detector
 
 __all__ = ["KNN"]

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ..._network.batches import Batch
+from ..._network.guards import evaluating
 from ..._network.layers import LayerChoice, check_layers, choose_layers
 from ..._network.moments import ClassMoments
 from ..._network.representation import INPUT, Representation, names_of
-from ..._network.running import capture, evaluating
+from ..._network.running import capture
 from .base import Detector, register_detector
 
 __all__ = ["Mahalanobis"]

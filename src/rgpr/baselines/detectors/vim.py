@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ..._network.running import evaluating
+from ..._network.guards import evaluating
 from .base import Detector, register_detector
 
 __all__ = ["ViM"]

@@ -32,9 +32,10 @@ from torch import Tensor
 
 from ..._network.batches import Batch, rows_of
 from ..._network.checks import check_batch, network_dtype_device
+from ..._network.guards import evaluating
 from ..._network.kept import joined
 from ..._network.loaders import labelled, on_device
-from ..._network.running import capture, evaluating
+from ..._network.running import capture
 from ..._progress import bar
 from ...answers.examples import Parameters
 from ...extension import Extension
