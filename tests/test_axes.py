@@ -191,9 +191,11 @@ def test_channels_are_on_the_axis_of_the_module(name: str, rows: int) -> None:
         lambda _, __, made: seen.append(made[0] if isinstance(made, tuple) else made)
     )
     both = [Representation("input"), representation]
-    with torch.no_grad(), capture(network, both, [len, torch.clone], x) as found:
+    reading = capture(network, both, [len, torch.clone], x)
+    with torch.no_grad(), reading, reading:
         network(x)
     handle.remove()
+    found = reading.found
     assert found[1].shape[:2] == (rows, width)
     made = seen[0].movedim(batch, 0)
     [channel] = [
@@ -282,8 +284,10 @@ def test_positions_of_sequences(name: str) -> None:
     assert [each.name for each in forced[1:]] == ["blocks.0", "blocks.1", "blocks.2", "head:input"]
     assert {each.token for each in forced[1:-1]} == {token}
     takes = [lambda h: h.flatten(2).mean(2) if h.dim() > 2 else h.clone()] * 5
-    with torch.no_grad(), capture(network, forced, takes, x) as found:
+    reading = capture(network, forced, takes, x)
+    with torch.no_grad(), reading, reading:
         network(x)
+    found = reading.found
     # What the head reads is this position of the last block, after the normalisation.
     rows = found[3] if name != "mean" else None
     if rows is not None:

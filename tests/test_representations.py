@@ -15,9 +15,10 @@ from torch.nn import functional as F
 import rgpr
 from networks import EVERY_NETWORK, Functional, LeNet, Reused, Shared, Wrapper, mlp
 from rgpr import RGPR
+from rgpr._network.guards import evaluating
 from rgpr._network.layers import check_layers, choose_layers
 from rgpr._network.representation import Representation, names_of
-from rgpr._network.running import capture, evaluating, plain_module, watching
+from rgpr._network.running import capture, plain_module, watching
 from rgpr._network.trace import linear_head, trace
 
 
@@ -52,13 +53,10 @@ def chosen(network: nn.Module, choice: Any, x: Tensor) -> list[str]:
 def read(network: nn.Module, layers: list[str], x: Tensor) -> dict[str, Tensor]:
     """What `capture` hands over, cloned."""
     plain = [Representation(layer) for layer in layers]
-    with (
-        torch.no_grad(),
-        evaluating(network),
-        capture(network, plain, [torch.clone] * len(layers), x) as found,
-    ):
+    reading = capture(network, plain, [torch.clone] * len(layers), x)
+    with torch.no_grad(), evaluating(network) as modes, modes, reading, reading:
         network(x.clone())
-    return dict(zip(layers[1:], found[1:], strict=True))
+    return dict(zip(layers[1:], reading.found[1:], strict=True))
 
 
 @pytest.mark.parametrize("name", EVERY_NETWORK)
@@ -476,7 +474,8 @@ def test_only_the_first_pass_is_read() -> None:
     network, x = mlp(), torch.randn(5, 4)
     seen: list[Tensor] = []
     layers = [Representation("input"), Representation("1")]
-    with torch.no_grad(), capture(network, layers, [len, seen.append], x):
+    reading = capture(network, layers, [len, seen.append], x)
+    with torch.no_grad(), reading, reading:
         network(x)
         network(2 * x)
     assert len(seen) == 1
@@ -754,10 +753,11 @@ def test_a_batch_that_is_not_first_is_found(rows: int, length: int) -> None:
     network, x = TimeFirst().eval(), torch.randn(rows, length, 4)
     [_, layer] = choose_layers(network, {"lstm": "mean"}, x)
     assert (layer.batch, layer.channel) == (1, -1)
-    with torch.no_grad(), capture(network, [Representation("input"), layer], [len, clone], x) as h:
+    reading = capture(network, [Representation("input"), layer], [len, clone], x)
+    with torch.no_grad(), reading, reading:
         network(x)
     expected = network.lstm(x.transpose(0, 1))[0].permute(1, 2, 0)
-    torch.testing.assert_close(h[1], expected.detach())
+    torch.testing.assert_close(reading.found[1], expected.detach())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -773,11 +773,12 @@ def test_modules_that_cannot_be_hooked_are_refused() -> None:
 def test_watching_before_and_after() -> None:
     network, x, events = Wrapper(mlp()), torch.randn(2, 4), []
     inner = network.inner
-    with watching(
+    hooks = watching(
         network,
         {inner: lambda m, a, o: events.append(("after", o.shape))},
         {inner: lambda m, a: events.append(("before", a[0].shape))},
-    ):
+    )
+    with hooks, hooks:
         network(x)
         network(x)  # a second pass inside the block goes unseen, and so does one after it
     network(x)

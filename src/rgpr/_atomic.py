@@ -1,29 +1,87 @@
-"""Files that are written wholly or not at all."""
+"""Files that are written wholly or not at all, whatever happens to the process or the machine."""
 
 from __future__ import annotations
 
 import os
+import platform
+import re
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
 
 __all__ = ["replacing"]
+
+# Names of temporary files: the machine, the process that writes, and a number of its own.
+_HOST = sha256(platform.node().encode()).hexdigest()[:8]
+_TEMPORARY = re.compile(r"\.(?P<host>[0-9a-f]{8})-(?P<process>\d+)-[0-9a-f]{8}\.(?P<name>.+)")
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path to write to that takes the place of ``path`` once all is written, or is gone.
 
+    The file is on the disk before it gets its name, so that a machine that fails leaves the old
+    file or the new one. It has the permissions of the file that it replaces, or those of any new
+    file of this user. A link stays one: the file that it points to is replaced. What processes of
+    this machine that were killed had begun to write in place of ``path`` is removed.
+
     Raises:
         FileNotFoundError: The folder does not exist.
     """
-    path = Path(path)
+    asked, path = Path(path), Path(os.path.realpath(path))
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"no folder {path.parent} to save {path.name} in; make it first")
-    temporary = path.with_name(f".{uuid4().hex}.{path.name}")
+        raise FileNotFoundError(f"no folder {path.parent} to save {asked.name} in; make it first")
+    _remove_abandoned(path)
+    temporary = path.with_name(f".{_HOST}-{os.getpid()}-{uuid4().hex[:8]}.{path.name}")
     try:
+        mode = _touched(temporary, path)
         yield temporary
+        temporary.chmod(mode)  # a writer may have made it anew
+        _flush(temporary)
         os.replace(temporary, path)
+        with suppress(OSError):  # not every file system can
+            _flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _touched(temporary: Path, path: Path) -> int:
+    """Make the file, empty; returns the permissions that it is to have."""
+    temporary.touch()
+    with suppress(FileNotFoundError):
+        temporary.chmod(stat.S_IMODE(path.stat().st_mode))
+    return stat.S_IMODE(temporary.stat().st_mode)
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove temporary files for ``path`` whose processes, on this machine, are gone."""
+    for found in os.scandir(path.parent):
+        made = _TEMPORARY.fullmatch(found.name)
+        if made is None or (made["host"], made["name"]) != (_HOST, path.name):
+            continue
+        if not _runs(int(made["process"])):
+            Path(found.path).unlink(missing_ok=True)
+
+
+def _runs(process: int) -> bool:
+    if os.name != "posix":  # elsewhere the question itself would end the process
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it belongs to somebody else
+        return True
+    return True

@@ -51,7 +51,7 @@ from .residual.recipes import RESIDUALS, ResidualRecipe
 from .residual.variance import Residual
 from .saving import model_file, state
 from .saving.export import check_exportable, program
-from .saving.parts import Parts
+from .saving.parts import Parts, complete
 from .tuning.options import Options
 from .tuning.result import TuningResult
 from .tuning.run import tune
@@ -868,7 +868,8 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:
         ValueError: The file is damaged or not ours, or belongs to another network.
     """
     network = plain_module(network)
-    with torch.inference_mode(False):  # what is loaded must be usable outside of it
+    # What is loaded must be usable outside of inference mode.
+    with torch.inference_mode(False), complete(path):
         parts, weights = model_file.load(path, network)
         now = parts.extension
         model = RGPR(

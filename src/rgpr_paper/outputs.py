@@ -68,7 +68,8 @@ def outputs(model: RGPR, last: nn.Linear, loader: Loader) -> Outputs:
     extension, network = model._extension(), model.posterior.network
     rows: list[tuple[Tensor, ...]] = []
     for x in Loader(loader.x, size=loader.size):
-        with overheard(network, last) as heard:
+        hooks, heard = overheard(network, last)
+        with hooks, hooks:
             u = extension.read(x).u
         logits = outputs_of(heard[network], x, model.posterior.output)
         rows.append((heard[last], logits.double(), u))

@@ -1,33 +1,29 @@
-"""Run somebody else's network, read it on the way, and leave it as it was.
+"""Read somebody else's network while it runs, and leave it without a trace.
 
-:func:`evaluating` switches modes for a while, :func:`watching` puts hooks on for one pass, and
-:func:`capture` takes the representations out of that pass. Modes and hooks come back on every way
-out, and other threads that run the same network see nothing of it.
+:class:`watching` puts hooks on for one pass, and :class:`capture` takes the representations out of
+that pass. Both are guards, so that the hooks go on every way out. Other threads that run the same
+network see nothing of them.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from .._backend.precision import full_precision
 from .batches import Batch, measured, rows_of, unmasked, vectors
-from .masks import Mask
+from .guards import Guard
 from .representation import GOES_IN, Representation, parse_layer
 
 __all__ = [
     "After",
     "Before",
     "capture",
-    "evaluating",
-    "every_module",
     "first_tensor",
     "plain_module",
     "watching",
@@ -36,10 +32,6 @@ __all__ = [
 T = TypeVar("T")
 Before = Callable[[nn.Module, tuple[Any, ...]], None]
 After = Callable[[nn.Module, tuple[Any, ...], Any], None]
-
-_mode_lock = threading.Lock()
-# Modules that we switched to evaluation mode, and how many calls rely on it just now.
-_switched: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 def plain_module(network: nn.Module) -> nn.Module:
@@ -79,95 +71,79 @@ def plain_module(network: nn.Module) -> nn.Module:
     return network
 
 
-def every_module(network: nn.Module) -> list[nn.Module]:
-    """All of its modules: ``network.modules()`` takes ten times as long, at every prediction."""
-    found, waiting = {network}, [network]
-    while waiting:
-        for module in waiting.pop()._modules.values():
-            if module is not None and module not in found:
-                found.add(module)
-                waiting.append(module)
-    return list(found)
+class _Hooks(Guard):
+    """Hooks on the parts of a network.
 
-
-@contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, every submodule's own mode again afterwards.
-
-    Calls that overlap, from several threads or on networks that share parts, share the switches:
-    the last to leave restores.
+    They are noted before they are registered, and found by what they are: an interrupt may come
+    after torch has registered a hook and before it has returned the handle.
     """
-    if torch.compiler.is_compiling():
-        # Modes are constants of a compiled graph, which cannot hold a lock.
-        if any(module.training for module in every_module(network)):
-            raise RuntimeError("call .eval() on the model before compiling or exporting it")
-        yield
-        return
-    with _mode_lock:
-        ours = [m for m in every_module(network) if m.training or (_switched and m in _switched)]
-        for module in ours:
-            module.training = False
-            _switched[module] = _switched.get(module, 0) + 1
-    try:
-        yield
-    finally:
-        with _mode_lock:
-            for module in ours:
-                _switched[module] -= 1
-                if _switched[module] == 0:
-                    del _switched[module]
-                    module.training = True
+
+    def __init__(self) -> None:
+        # Modules, their hooks, and what is passed with a hook that runs before its module.
+        self._hooks: list[tuple[nn.Module, Callable[..., Any], dict[str, Any] | None]] = []
+        self._handles: list[Any] = []
+        self._finished = False
+
+    def _mine(self) -> bool:
+        """Whether what runs now is the pass that is watched: the first of this guard's thread."""
+        return not self._finished and (self._compiling or threading.get_ident() == self.thread)
+
+    def _finish(self, *_: Any) -> None:
+        """Note that the pass is over: whatever this thread runs next is not watched."""
+        if self._compiling or threading.get_ident() == self.thread:
+            self._finished = True
+
+    def _change(self) -> None:
+        for module, hook, options in self._hooks:
+            if options is None:
+                self._handles.append(module.register_forward_hook(hook))
+            else:
+                self._handles.append(module.register_forward_pre_hook(hook, **options))
+
+    def restore(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        if len(self._handles) < len(self._hooks):
+            for module, hook, options in self._hooks:
+                kind = "_forward_hooks" if options is None else "_forward_pre_hooks"
+                registered = getattr(module, kind)
+                for key in [key for key, value in registered.items() if value is hook]:
+                    getattr(module, f"{kind}_with_kwargs").pop(key, None)
+                    registered.pop(key, None)
 
 
-@contextmanager
-def watching(
-    network: nn.Module,
-    after: Mapping[nn.Module, After],
-    before: Mapping[nn.Module, Before] | None = None,
-) -> Iterator[None]:
+class watching(_Hooks):  # noqa: N801
     """Call handlers around the given submodules during the next pass through ``network``.
 
     Only the first pass that this thread makes inside the block is watched; what other threads
-    run, and what runs after that pass, goes unseen. The hooks are removed on every way out.
+    run, and what runs after that pass, goes unseen.
     """
-    compiling = torch.compiler.is_compiling()
-    owner = 0 if compiling else threading.get_ident()
-    finished = False
 
-    def run(handler: Callable[..., None]) -> Callable[..., None]:
+    def __init__(
+        self,
+        network: nn.Module,
+        after: Mapping[nn.Module, After],
+        before: Mapping[nn.Module, Before] | None = None,
+    ) -> None:
+        super().__init__()
+        for module, handle_before in (before or {}).items():
+            self._hooks.append((module, self._seen(handle_before), {}))
+        for module, handle_after in after.items():
+            self._hooks.append((module, self._seen(handle_after), None))
+        self._hooks.append((network, self._finish, None))
+
+    def _seen(self, handler: Callable[..., None]) -> Callable[..., None]:
         def hook(*arguments: Any) -> None:
-            if not finished and (compiling or threading.get_ident() == owner):
+            if self._mine():
                 handler(*arguments)
 
         return hook
-
-    def finish(*_: Any) -> None:
-        nonlocal finished
-        finished = True
-
-    handles = []
-    try:
-        for module, handle_before in (before or {}).items():
-            handles.append(module.register_forward_pre_hook(run(handle_before)))
-        for module, handle_after in after.items():
-            handles.append(module.register_forward_hook(run(handle_after)))
-        handles.append(network.register_forward_hook(run(finish)))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 # -- reading representations in the pass that predicts -------------------------------------------
 
 
-@contextmanager
-def capture(
-    network: nn.Module,
-    layers: Sequence[Representation],
-    takes: Sequence[Callable[[Tensor], T]],
-    x: Batch,
-) -> Iterator[list[T]]:
+class capture(_Hooks, Generic[T]):  # noqa: N801
     """Apply ``takes[i]`` to the representation ``layers[i]`` during the next pass.
 
     Each representation is taken at once, before an operation in place can change it, outside of
@@ -181,67 +157,64 @@ def capture(
         takes: One function for each of the layers.
         x: The batch that will be run.
 
-    Yields:
-        A list that holds what each function returned. The input's entry is there at once unless
-        a module stands in for it, the others when the pass has been made.
+    Attributes:
+        found: What each function returned. The input's entry is there on entering unless a module
+            stands in for it, the others when the pass has been made.
 
     Raises:
         RuntimeError: On leaving, if a layer did not run.
         ValueError: During the pass, if a representation does not have that many rows.
     """
-    reader = _Reader(layers, takes, x.shape[0] if isinstance(x, Tensor) else rows_of(x))
-    if not isinstance(x, Tensor):
-        reader.mask = unmasked(network, x)
-    before: dict[nn.Module, dict[int, int]] = {}
-    after: dict[nn.Module, dict[int, int]] = {}
-    for index, layer in enumerate(layers[1:], start=1):
-        name, number, goes_in = parse_layer(layer.name)
-        runs = (before if goes_in else after).setdefault(network.get_submodule(name), {})
-        runs[int(number or 0)] = index
-    source = layers[0].source
-    if source is not None:
-        after.setdefault(network.get_submodule(source), {})[0] = 0
-    handles = []
-    try:
-        for module, runs in before.items():
-            hook = reader.hook(runs, goes_in=True)
-            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-        for module, runs in after.items():
-            handles.append(module.register_forward_hook(reader.hook(runs)))
-        handles.append(network.register_forward_hook(reader.finish))
-        if source is None:
-            reader.take(0, x if isinstance(x, Tensor) else measured(network, x))
-        yield reader.found
-    finally:
-        for handle in handles:
-            handle.remove()
-    if reader.missing:
-        raise RuntimeError(
-            f"the layers {[layers[i].name for i in sorted(reader.missing)]} did not run in this "
-            "forward pass; a network whose path depends on its input needs layers that always run"
-        )
-
-
-class _Reader(Generic[T]):
-    """Takes the representations of the first pass that its thread makes."""
 
     def __init__(
-        self, layers: Sequence[Representation], takes: Sequence[Callable[[Tensor], T]], rows: int
+        self,
+        network: nn.Module,
+        layers: Sequence[Representation],
+        takes: Sequence[Callable[[Tensor], T]],
+        x: Batch,
     ) -> None:
-        self._layers, self._takes, self._rows = layers, takes, rows
-        self.mask: Mask | None = None
+        super().__init__()
+        self._network, self._layers, self._takes, self._x = network, layers, takes, x
+        self._rows = x.shape[0] if isinstance(x, Tensor) else rows_of(x)
+        self._mask = None if isinstance(x, Tensor) else unmasked(network, x)
         self.found: list[Any] = [None] * len(layers)
-        self.missing = set(range(len(layers)))
-        self._compiling = torch.compiler.is_compiling()
-        self._owner = 0 if self._compiling else threading.get_ident()
-        self._finished = False
+        self._missing = set(range(len(layers)))
+        before: dict[nn.Module, dict[int, int]] = {}
+        after: dict[nn.Module, dict[int, int]] = {}
+        for index, layer in enumerate(layers[1:], start=1):
+            name, number, goes_in = parse_layer(layer.name)
+            runs = (before if goes_in else after).setdefault(network.get_submodule(name), {})
+            runs[int(number or 0)] = index
+        source = layers[0].source
+        if source is not None:
+            after.setdefault(network.get_submodule(source), {})[0] = 0
+        for module, runs in before.items():
+            self._hooks.append((module, self._hook(runs, goes_in=True), {"with_kwargs": True}))
+        for module, runs in after.items():
+            self._hooks.append((module, self._hook(runs), None))
+        self._hooks.append((network, self._finish, None))
 
-    def take(self, index: int, h: Tensor) -> None:
-        self.missing.discard(index)
+    def _change(self) -> None:
+        super()._change()
+        if self._layers[0].source is None:
+            x = self._x
+            self._take(0, x if isinstance(x, Tensor) else measured(self._network, x))
+
+    def _check(self) -> None:
+        super()._check()
+        if self._missing:
+            raise RuntimeError(
+                f"the layers {[self._layers[i].name for i in sorted(self._missing)]} did not run "
+                "in this forward pass; a network whose path depends on its input needs layers that "
+                "always run"
+            )
+
+    def _take(self, index: int, h: Tensor) -> None:
+        self._missing.discard(index)
         layer = self._layers[index]
         h = h if layer.plain else layer.arrange(h)
-        if self.mask is not None and self.mask.fits(h):
-            h = self.mask.mean(h) if layer.token is None else self.mask.at(h, layer.token)
+        if self._mask is not None and self._mask.fits(h):
+            h = self._mask.mean(h) if layer.token is None else self._mask.at(h, layer.token)
         elif layer.token is not None and h.dim() == 3:
             h = h[..., layer.token]
         if layer.source is not None:
@@ -252,7 +225,7 @@ class _Reader(Generic[T]):
         else:
             self.found[index] = self._takes[index](h)
 
-    def hook(self, runs: Mapping[int, int], *, goes_in: bool = False) -> Callable[..., None]:
+    def _hook(self, runs: Mapping[int, int], *, goes_in: bool = False) -> Callable[..., None]:
         """A hook for a module, some of whose runs in a pass are representations.
 
         Each module has a hook of its own, since an exporter may call it with a stand-in for the
@@ -265,7 +238,7 @@ class _Reader(Generic[T]):
         number = itertools.count()
 
         def read(h: Any) -> None:
-            if self._finished or not (self._compiling or threading.get_ident() == self._owner):
+            if not self._mine():
                 return
             index = runs.get(next(number))
             if index is None:
@@ -274,28 +247,18 @@ class _Reader(Generic[T]):
             if not isinstance(h, Tensor):
                 h = first_tensor(h, layer.name)
             if h.is_quantized or h.is_nested:
-                h = dense(h, None if self.mask is None else self.mask.counted.shape[1])
+                h = dense(h, None if self._mask is None else self._mask.counted.shape[1])
             if h.shape[layer.batch] != self._rows:
                 raise ValueError(
                     f"layer '{layer.name}' gives shape {tuple(h.shape)} for a batch of "
                     f"{self._rows}, which should be the size of axis {layer.batch}. Choose other "
                     "layers"
                 )
-            plain = layer.plain and self.mask is None
-            if plain and not torch.is_autocast_enabled(h.device.type):
-                self.missing.discard(index)
-                self.found[index] = self._takes[index](h)
-            else:
-                self.take(index, h)
+            self._take(index, h)
 
         if goes_in:
             return lambda _, args, named: read(next(iter(args or named.values()), None))
         return lambda _, args, output: read(output)
-
-    def finish(self, *_: Any) -> None:
-        """The pass is over; whatever this thread runs next is not read."""
-        if self._compiling or threading.get_ident() == self._owner:
-            self._finished = True
 
 
 def first_tensor(output: Any, layer: str) -> Tensor:

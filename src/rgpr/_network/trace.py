@@ -19,9 +19,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .axes import says, usual
 from .batches import Batch, copied, mapped, rows_of, run
+from .guards import evaluating
 from .outputs import default_part
 from .representation import GOES_IN, INPUT, Representation
-from .running import dense, evaluating, first_tensor
+from .running import dense, first_tensor
 
 __all__ = ["Call", "Side", "Trace", "few", "linear_head", "trace"]
 
@@ -216,7 +217,7 @@ def _other(x: Tensor) -> Tensor:
 
 def _run(network: nn.Module, x: Batch) -> tuple[Trace, _Tracer]:
     tracer = _Tracer(network, rows_of(x))
-    with torch.no_grad(), evaluating(network):
+    with torch.no_grad(), evaluating(network) as modes, modes:
         try:
             tracer.attach()
             # It may change its input in place.

@@ -7,8 +7,7 @@ inputs and not with the number of classes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,10 +16,11 @@ from torch import Tensor, nn
 
 from .._network.batches import Batch
 from .._network.checks import network_dtype_device
+from .._network.guards import Guard
 from .._network.loaders import inputs_and_targets, on_device
 from .._network.outputs import outputs_of
 from .._network.reservoir import row_keys
-from .._network.running import evaluating, watching
+from .._network.running import watching
 from .._network.trace import linear_head
 from ..answers.conformal import p_values
 from ..answers.predictions import class_set, interval
@@ -177,7 +177,8 @@ class Run:
         network = extension.posterior.network
         if self._reads_features and self._head is None:
             self._head = head_of(network, x)
-        with overheard(network, self._head) as heard:
+        hooks, heard = overheard(network, self._head)
+        with hooks, hooks:
             reading: Reading[Gaussian] = extension.read(x)
         own = outputs_of(heard[network], x, extension.posterior.output)
         answers = self._answers(own, reading)
@@ -254,9 +255,11 @@ def head_of(network: nn.Module, x: Batch) -> nn.Module:
     return network.get_submodule(name)
 
 
-@contextmanager
-def overheard(network: nn.Module, head: nn.Module | None) -> Iterator[dict[nn.Module, Any]]:
-    """What the network returns in the next pass, and what goes into its head, by module."""
+def overheard(network: nn.Module, head: nn.Module | None) -> tuple[Guard, dict[nn.Module, Any]]:
+    """Hooks for the next pass, and where they put what it returns and what goes into its head.
+
+    What is heard is found by the module, the network itself or its head.
+    """
     heard: dict[nn.Module, Any] = {}
 
     def returned(module: nn.Module, args: Any, output: Any) -> None:
@@ -266,8 +269,7 @@ def overheard(network: nn.Module, head: nn.Module | None) -> Iterator[dict[nn.Mo
         heard[module] = args[0].clone()
 
     before = {} if head is None else {head: given}
-    with evaluating(network), watching(network, {network: returned}, before):
-        yield heard
+    return watching(network, {network: returned}, before), heard
 
 
 def _scores(detector: Any, x: Batch, logits: Tensor, features: Tensor | None) -> Tensor:

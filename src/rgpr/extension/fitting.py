@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .._network import batches
 from .._network.checks import check_batch, network_dtype_device, not_finite
+from .._network.guards import evaluating
 from .._network.kept import Form, Kept, form_of
 from .._network.layers import LayerChoice, stand_in
 from .._network.loaders import inputs_and_targets, on_device
@@ -24,7 +25,7 @@ from .._network.outputs import outputs_of
 from .._network.processes import active, together
 from .._network.representation import INPUT, Representation, parse_layer
 from .._network.reservoir import Reservoir
-from .._network.running import capture, evaluating
+from .._network.running import capture
 from .._network.sources import check_no_pair
 from .._network.trace import Trace
 from ..likelihoods import Likelihood
@@ -199,7 +200,7 @@ class _Pass:
         """Take in all batches; with several processes, give what the shards are merged by."""
         network, number = self._plan.posterior.network, 0
         look = {"values": not self._waits, "measured": self._plan.source is None}
-        with evaluating(network):
+        with evaluating(network) as modes, modes:
             for number, (batch, target) in enumerate(
                 inputs_and_targets(train_loader, network, progress=progress, description="rgpr fit")
             ):
@@ -276,7 +277,8 @@ class _Pass:
         if mask is not None:
             hidden = zip(self.layers[1:], takes[1:], strict=True)
             takes[1:] = [noting(lengths, layer.name, take) for layer, take in hidden]
-        with capture(network, self.layers, takes, x) as found:
+        reading = capture(network, self.layers, takes, x)
+        with reading, reading:
             # The network may change its input in place.
             clone = x.clone() if isinstance(x, Tensor) else batches.copied(x)
             output = network(clone) if form is None else batches.run(network, clone)
@@ -292,12 +294,12 @@ class _Pass:
         classes = target if self._classes > 1 else None
         if any(collector.needs_classes for collector in self.collectors):
             y, count = self._classes_of(classes, output, x)
-            for collector, h in zip(self.collectors, found, strict=True):
+            for collector, h in zip(self.collectors, reading.found, strict=True):
                 if collector.needs_classes:
                     collector.update(h, y, count)
         self.largest = max(self.largest, rows)
         # The input was looked at before.
-        for layer, h in zip(self.layers[1:], found[1:], strict=True):
+        for layer, h in zip(self.layers[1:], reading.found[1:], strict=True):
             if not self._waits and not bool(h.isfinite().all()):
                 self._refuse(layer.name, f"batch {number}")
         return classes
@@ -329,7 +331,7 @@ class _Pass:
         """The base's outputs for a few rows, from a pass of their own."""
         posterior = self._plan.posterior
         x = batches.mapped(x, lambda part: part[:_LOOKED_AT].clone())
-        with evaluating(posterior):
+        with evaluating(posterior) as modes, modes:
             if posterior.mean_parts() is None:
                 gaussian: Gaussian = posterior(x)
                 return gaussian.mean

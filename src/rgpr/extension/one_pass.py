@@ -12,8 +12,9 @@ from torch import Tensor
 from .._backend.arithmetic import FASTER
 from .._network.batches import Batch, Shape, dtype_of, first_part, largest, zeroed
 from .._network.checks import check_input
+from .._network.guards import evaluating
 from .._network.representation import Representation, names_of
-from .._network.running import capture, evaluating
+from .._network.running import capture
 from ..likelihoods import Likelihood
 from ..posteriors import Posterior
 from ..residual.variance import Residual
@@ -90,10 +91,9 @@ class Extension:
         if packed is not None:  # their rows wait for the end of the pass
             for index in packed.layers:
                 takes[index] = self.residual.at(index).rows
-        with (
-            evaluating(self.posterior),
-            capture(network, self.representations, takes, x) as columns,
-        ):
+        reading = capture(network, self.representations, takes, x)
+        with evaluating(self.posterior) as modes, modes, reading, reading:
+            columns = reading.found
             first = columns[0] if source is None else largest(network, x)
             if self.nan == "raise" and bool(first.isnan().any()):
                 row = int(first.isnan().nonzero()[0])

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from .._network.batches import copied, run
+from .._network.guards import evaluating
 from .._network.kept import Kept
 from .._network.outputs import outputs_of
 from .._network.representation import Representation
-from .._network.running import capture, evaluating
+from .._network.running import capture
 from ..likelihoods import LabelLikelihood, Likelihood
 from ..posteriors import Posterior
 from ..posteriors.gaussian import Gaussian
@@ -91,16 +92,17 @@ class Sample:
         posterior, likelihood = self.posterior, self.likelihood
         parts, network, (order, pieces) = [], posterior.network, self.x.split(self.batch)
         run_network: Any = network if self.x.form is None else partial(run, network)
-        with evaluating(posterior):
+        with evaluating(posterior) as modes, modes:
             for x in pieces:
                 clone = x.clone() if isinstance(x, Tensor) else copied(x)
-                with capture(network, self.layers, takes, x) as found:
+                reading = capture(network, self.layers, takes, x)
+                with reading, reading:
                     if not isinstance(likelihood, LabelLikelihood):
                         gaussian: Gaussian = posterior(clone)
                         outputs = gaussian.mean
                     else:
                         outputs = outputs_of(run_network(clone), x, posterior.output)
-                parts.append((outputs, *found))
+                parts.append((outputs, *reading.found))
         outputs, *columns = (torch.cat(column)[order] for column in zip(*parts, strict=True))
         y = self.y
         if bool((y < 0).any()):

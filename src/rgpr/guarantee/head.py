@@ -116,10 +116,9 @@ def _head(model: Extension) -> tuple[nn.Linear, int]:
         _Seen(),
     )
     linear = [module for module in network.modules() if isinstance(module, nn.Linear)]
-    with (
-        capture(network, layers, [_with_version] * len(layers), x) as measured,
-        watching(network, {network: seen.after}, dict.fromkeys(linear, seen.before)),
-    ):
+    measured = capture(network, layers, [_with_version] * len(layers), x)
+    hooks = watching(network, {network: seen.after}, dict.fromkeys(linear, seen.before))
+    with measured, measured, hooks, hooks:
         name = linear_head(network, x)  # runs the one pass that is watched
     if name is None:
         raise NotBoundedError("the outputs are not those of a linear layer")
@@ -131,7 +130,7 @@ def _head(model: Extension) -> tuple[nn.Linear, int]:
             f"the outputs are not what the linear layer '{name}' makes of its input by its "
             "weights; remove its hooks"
         )
-    for index, (h, version_then) in enumerate(measured[1:], start=1):
+    for index, (h, version_then) in enumerate(measured.found[1:], start=1):
         of = model.residual.at(index).of
         rows = reduce(h, "pooled" if of == "normalised" else of)
         same = h.data_ptr() == features.data_ptr() and version_then == version

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from .._network.running import evaluating
+from .._network.guards import evaluating
 from .operations import Bound, Call, NotBoundedError
 from .table import bound_of_call, bound_of_module, registered_functions
 
@@ -55,7 +55,7 @@ def lipschitz(
     """
     # Inside another module, the network's own hooks and defaults are part of what is traced.
     whole = nn.Sequential(network)
-    with evaluating(network), torch.no_grad():
+    with evaluating(network) as modes, modes, torch.no_grad():
         tracer = _Tracer(autowrap_functions=registered_functions())
         try:
             graph = fx.GraphModule(whole, tracer.trace(whole))

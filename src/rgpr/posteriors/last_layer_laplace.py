@@ -156,7 +156,8 @@ def point_and_features(
     """The network's outputs, and what went into its last layer."""
     seen: list[Tensor] = []
     head = network.get_submodule(name)
-    with watching(network, {head: lambda module, args, output: seen.append(args[0])}):
+    hooks = watching(network, {head: lambda module, args, output: seen.append(args[0])})
+    with hooks, hooks:
         mean = outputs(network, x, which)
     if len(seen) != 1 or seen[0].dim() != 2:
         what = f"{len(seen)} times" if len(seen) != 1 else f"on shape {tuple(seen[0].shape)}"

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from .._network.batches import Batch
 from .._network.checks import network_dtype_device
+from .._network.guards import evaluating
 from .._network.loaders import labelled, on_device
-from .._network.running import evaluating
 from .._network.sources import as_batches
 from ..likelihoods.classification import Classification
 from ..likelihoods.labels import of_target
@@ -285,7 +285,7 @@ def _by_features(la: Any, batches: Iterable[tuple[Batch, Tensor]]) -> _Predictio
     network, name = network_and_head(la)
     device = network_dtype_device(network)[1]
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
-    with evaluating(network):
+    with evaluating(network) as modes, modes:
         for x, y in batches:
             mean, features = point_and_features(network, name, on_device(x, device))
             kept.append((mean.clone(), features.clone(), y))  # or all activations stay with them
@@ -305,7 +305,7 @@ def _by_passes(la: Any, batches: Iterable[tuple[Batch, Tensor]]) -> _Predictions
     def gaussians() -> Iterator[tuple[Gaussian, Tensor]]:
         posterior = from_laplace(la)
         device = network_dtype_device(posterior.network)[1]
-        with evaluating(posterior):
+        with evaluating(posterior) as modes, modes:
             for x, target in kept:
                 yield posterior(on_device(x, device)), target
 

@@ -26,11 +26,12 @@ from .._backend.precision import full_precision
 from .._network.batches import Batch as Inputs
 from .._network.batches import Shape, rows_of, run, shape_of
 from .._network.checks import check_batch, network_dtype_device
+from .._network.guards import evaluating
 from .._network.layers import LayerChoice, choose_of
 from .._network.loaders import labelled, on_device
 from .._network.moments import Moments
 from .._network.representation import Representation
-from .._network.running import evaluating, plain_module
+from .._network.running import plain_module
 from .._network.sources import as_batches, check_read_again
 from .._network.trace import Trace
 from ..residual.coordinates import Standardizer
@@ -229,7 +230,7 @@ def _read(extractor: nn.Module, loader: Iterable[Any], progress: bool) -> _Train
     device = network_dtype_device(extractor)[1]
     features, targets, moments = [], [], Moments()
     shape: Shape | None = None
-    with evaluating(extractor):
+    with evaluating(extractor) as modes, modes:
         for number, (x, y) in enumerate(
             labelled(loader, extractor, progress=progress, description="svdkl features")
         ):
@@ -314,7 +315,7 @@ def _anew(
     The loader decides the order of rows, so the generator is not used.
     """
     device = network_dtype_device(extractor)[1]
-    with evaluating(extractor):
+    with evaluating(extractor) as modes, modes:
         for x, y in labelled(loader, extractor, progress=False, description="svdkl"):
             x = on_device(x, device)
             z = data.standardizer(_features(extractor, x).double())

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from .._network.batches import Batch, copied
 from .._network.checks import network_dtype_device
+from .._network.guards import evaluating
 from .._network.layers import LayerChoice
 from .._network.loaders import labelled, on_device
 from .._network.outputs import Output
 from .._network.representation import Representation
-from .._network.running import evaluating
 from .._network.sources import as_batches
 from .._network.trace import Trace
 from ..likelihoods.classification import Classification
@@ -68,7 +68,7 @@ class Temperature(Posterior):
         device = network_dtype_device(self.network)[1]
         data = as_batches(val_loader, self.network)
         means, variances, targets = [], [], []
-        with evaluating(self.base):
+        with evaluating(self.base) as modes, modes:
             for number, (x, y) in enumerate(
                 labelled(data, self.network, progress=progress, description="temperature")
             ):

@@ -96,6 +96,11 @@ class Coordinates(StableBuffers):
         """``u``: a third of the mean cube of what is beyond the offsets, ``(B,)`` in float64."""
         raise NotImplementedError
 
+    @abstractmethod
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """The shape that each of the needed tensors must have beside the others."""
+        raise NotImplementedError
+
     def config(self) -> dict[str, Any]:
         """What, beside its tensors, it takes to build this again; JSON."""
         return {"kind": self.kind, "of": self.of}
@@ -144,6 +149,9 @@ class Standardizer(Coordinates):
 
     def forward(self, h: Tensor) -> Tensor:
         return (reduce(h, self.of) - self.mean).div_(self.scale)
+
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        return dict.fromkeys(self.needed, (self.mean.numel(),))
 
     def spread_of(self, directions: Tensor) -> Tensor:
         """See :meth:`Prototypes.spread_of`, with the root of the mean squared coordinate."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
-from .._network.running import evaluating
+from .._network.guards import evaluating
 from ..kernels import dscs_gram
 
 __all__ = ["ResidualProcess"]
@@ -88,7 +88,7 @@ class ResidualProcess:
             result: Tensor = functional_call(self.network, parameters, (row[None],))
             return result.reshape(())
 
-        with evaluating(self.network):
+        with evaluating(self.network) as modes, modes:
             values: Tensor = vmap(lambda row: output(parameters, row))(x)
             gradients = vmap(jacrev(output), (None, 0))(parameters, x)
         return values, torch.cat([gradients[name].flatten(1) for name in parameters], dim=1)

@@ -83,6 +83,11 @@ class Prototypes(Coordinates):
         super()._load_from_state_dict(*arguments)
         self._derive()
 
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        width = self.origin.numel()
+        axes = (width,) * self.axes.dim()
+        return {"axes": axes, "centers": (len(self.centers), width), "origin": (width,)}
+
     @property
     def joint_units(self) -> int:
         return len(self.origin)

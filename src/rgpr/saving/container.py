@@ -1,10 +1,15 @@
-"""Files: safetensors with our format's version in the metadata. No pickle, no half-written file."""
+"""Files: safetensors with our format's version and a checksum in the metadata.
+
+There is no pickle and no half-written file, and a file of which a single bit has changed is
+refused. The checksum is the SHA-256 of the whole file, with zeros where the checksum itself stands.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +21,12 @@ from .._atomic import replacing
 
 __all__ = ["FORMAT", "check_same_network", "read", "write"]
 
-FORMAT = 2
+FORMAT = 3
+# The first format with a checksum.
+_SEALED = 3
+_CHECKSUM = "rgpr_sha256"
+_NO_CHECKSUM = 64 * "0"
+_BLOCK = 2**20
 
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: Any) -> None:
@@ -25,6 +35,7 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: An
     Raises:
         TypeError: A tensor is no tensor or quantised, or ``about`` is not JSON.
         FileNotFoundError: The folder does not exist.
+        OSError: The file cannot be written, such as on a full disk.
     """
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) or tensor.is_quantized:
@@ -38,20 +49,23 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: An
             )
     # Tied weights share memory, which the format refuses; each name gets its own copy.
     copies = {name: _whole(t).cpu().contiguous().clone() for name, t in tensors.items()}
-    metadata = {"rgpr_format": str(FORMAT), "rgpr": json.dumps(about)}
+    metadata = {"rgpr_format": str(FORMAT), "rgpr": json.dumps(about), _CHECKSUM: _NO_CHECKSUM}
     with replacing(path) as temporary:
-        temporary.touch()
-        mode = temporary.stat().st_mode  # as readable as any file of this user; save_file says 0600
-        save_file(copies, temporary, metadata=metadata)
-        _order_metadata(temporary)
-        temporary.chmod(mode)
+        try:
+            save_file(copies, temporary, metadata=metadata)
+        except SafetensorError as error:
+            raise OSError(
+                f"{path} could not be written ({error}); what was there is left"
+            ) from error
+        _seal(temporary)
 
 
-def _order_metadata(path: Path) -> None:
-    """Sort the metadata in a file's header, which safetensors writes in a random order.
+def _seal(path: Path) -> None:
+    """Sort the metadata in a file's header, and put the checksum in.
 
-    Equal models then give equal files. The header is the same JSON in another order, so it keeps
-    its length and the tensors behind it stay where they are.
+    Safetensors writes the metadata in a random order; sorted, equal models give equal files. The
+    header is the same JSON in another order, so it keeps its length and the tensors behind it stay
+    where they are.
     """
     with path.open("r+b") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -62,6 +76,28 @@ def _order_metadata(path: Path) -> None:
             raise RuntimeError(f"the header of {path} grew from {length} to {len(ordered)} bytes")
         file.seek(8)
         file.write(ordered.ljust(length))
+    start, checksum = _place_and_checksum(path, _NO_CHECKSUM)
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(checksum.encode())
+
+
+def _place_and_checksum(path: Path, written: str) -> tuple[int, str]:
+    """Where in a file the checksum stands that is ``written`` in it, and what it should be."""
+    with path.open("rb") as file:
+        start = file.read(8)
+        header = file.read(int.from_bytes(start, "little"))
+        mark = f'"{_CHECKSUM}":"{written}"'.encode()
+        if header.count(mark) != 1:
+            raise ValueError(
+                f"{path} is damaged: its checksum cannot be found; save or copy it again"
+            )
+        found = sha256(
+            start + header.replace(mark, mark.replace(written.encode(), _NO_CHECKSUM.encode()))
+        )
+        while block := file.read(_BLOCK):
+            found.update(block)
+    return 8 + header.index(mark) + mark.index(written.encode()), found.hexdigest()
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -93,6 +129,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any, int]:
                 raise ValueError(
                     f"{path} has format {version} and this rgpr reads up to {FORMAT}; upgrade rgpr"
                 )
+            _check_seal(path, metadata, int(version))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return tensors, json.loads(metadata["rgpr"]), int(version)
     except SafetensorError as error:
@@ -100,6 +137,23 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any, int]:
             f"{path} is not a complete safetensors file ({error}); it was cut short, or is "
             "something else. Save or copy it again"
         ) from error
+    except (KeyError, RecursionError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"{path} is damaged: its description is no JSON ({type(error).__name__}: {error}); "
+            "save or copy it again"
+        ) from error
+
+
+def _check_seal(path: Path, metadata: Mapping[str, str], version: int) -> None:
+    """Refuse a file whose checksum is not that of its bytes; files of old formats have none."""
+    written = metadata.get(_CHECKSUM)
+    if written is None and version < _SEALED:
+        return
+    if written is None or _place_and_checksum(path, written)[1] != written:
+        raise ValueError(
+            f"{path} is damaged: its bytes do not have the checksum that was saved with them; save "
+            "or copy it again"
+        )
 
 
 def check_same_network(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .._atomic import replacing
 from .._network.batches import Batch, first_part, mapped, named, rows_of
-from .._network.running import evaluating
+from .._network.guards import evaluating
 from ..likelihoods import likelihood_named
 from ..posteriors import Posterior
 
@@ -87,7 +87,7 @@ def program(
     on_gpu = first_part(example).is_cuda
     batch = torch.export.Dim.DYNAMIC if on_gpu else torch.export.Dim("batch")
     module = _Everything(model) if everything else _Predict(model)
-    with torch.no_grad(), evaluating(module):
+    with torch.no_grad(), evaluating(module) as modes, modes:
         return torch.export.export(
             module,
             (mapped(example, Tensor.detach),),

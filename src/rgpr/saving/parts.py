@@ -22,6 +22,7 @@ from ..posteriors import Posterior
 from ..residual.coordinates import Coordinates
 from ..residual.recipes import ResidualRecipe, Strategy
 from ..residual.variance import Residual
+from .checks import check_layers, check_learned, check_residual
 
 __all__ = ["Parts", "complete", "describe", "part", "put_together"]
 
@@ -77,7 +78,8 @@ def put_together(
         where: What they come from, for errors.
 
     Raises:
-        ValueError: Something is missing, or a posterior of this kind is not known here.
+        ValueError: Something is missing or is not what a model has, or a posterior of this kind is
+            not known here.
     """
     with complete(where):
         posterior = base if isinstance(base, Posterior) else _posterior(about, tensors, base, where)
@@ -89,31 +91,45 @@ def put_together(
             for index, config in enumerate(about["coordinates"])
         ]
         residual = Residual(coordinates, combine=recipe.combine)
-        scales = part(tensors, "residual.")
+        shape, scales = _shape_from_json(about["input_shape"]), part(tensors, "residual.")
+        check_residual(residual, scales, shape)
         for name, buffer in list(residual.named_buffers(recurse=False)):
-            if buffer is not None:
-                setattr(residual, name, scales[name].to(buffer))
+            setattr(residual, name, scales[name].to(buffer))
+        learned = part(tensors, "learned.")
+        check_learned({**learned, "temperature": tensors["temperature"]}, len(coordinates))
+        check_layers(about["layers"], posterior.network)
         extension = Extension(
             posterior,
             residual,
             _representations(about),
-            _shape_from_json(about["input_shape"]),
+            shape,
             likelihood_named(about["likelihood"]),
             tensors["temperature"],
             about["nan"],
         )
-    columns = about.get("columns")
-    names = None if columns is None else tuple(columns)
-    return Parts(extension, recipe, part(tensors, "learned."), names)
+        columns = about.get("columns")
+        names = None if columns is None else tuple(columns)
+    return Parts(extension, recipe, learned, names)
 
 
 @contextmanager
 def complete(where: Any) -> Iterator[None]:
-    """Say that what was saved lacks something, where that is looked up inside of this."""
+    """Turn whatever goes wrong inside into a ``ValueError`` that names what was read.
+
+    Only what was saved is looked at inside, so it is the cause.
+    """
     try:
         yield
     except KeyError as missing:
         raise ValueError(f"{where} is incomplete: it has no {missing}; save it again") from missing
+    except ValueError as error:
+        if str(where) in str(error):
+            raise
+        raise ValueError(f"{where} cannot be used: {error}; save it again") from error
+    except (AttributeError, IndexError, RecursionError, RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"{where} is damaged: {type(error).__name__} while it was read ({error}); save it again"
+        ) from error
 
 
 def _posterior(

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from rgpr._network.running import evaluating
+from rgpr._network.guards import evaluating
 from rgpr.metrics import accuracy, auprc, auroc, fpr95, fpr95_openood
 from rgpr.model import RGPR
 
@@ -135,7 +135,7 @@ class Clock:
     @torch.no_grad()
     def warm(self, network: nn.Module, loader: Loader) -> None:
         """Run the network once, because the first run on a GPU is slow, and start a lap."""
-        with evaluating(network):
+        with evaluating(network) as modes, modes:
             network(next(iter(Loader(loader.x))))
         self.lap()
 
@@ -144,7 +144,7 @@ class Clock:
 def _network_pass(model: RGPR, test: Loader, clock: Clock) -> float:
     """Seconds for each image that the bare network takes, batches of 1000."""
     network = model.posterior.network
-    with evaluating(network):
+    with evaluating(network) as modes, modes:
         clock.lap()
         for x in Loader(test.x):
             network(x)

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rgpr._network.guards import evaluating
 from rgpr._network.representation import parse_layer
-from rgpr._network.running import evaluating, watching
+from rgpr._network.running import watching
 
 from ..data import Loader, some
 from .base import Bench, Fitted, Rival, pytorch_ood, register_rival
@@ -109,10 +110,11 @@ class Coverage:
         def note(module: nn.Module, args: Any, output: Tensor) -> None:
             found[module] = output
 
-        with torch.enable_grad(), evaluating(self.network):
+        with torch.enable_grad(), evaluating(self.network) as modes, modes:
             # The input asks for gradients, so that frozen weights do no harm.
             clean = x.clone().requires_grad_()
-            with watching(self.network, {layer.module: note for layer in self.layers}):
+            hooks = watching(self.network, {layer.module: note for layer in self.layers})
+            with hooks, hooks:
                 logits = self.network(clean)
             outputs = [found[layer.module] for layer in self.layers]
             loss = -logits.log_softmax(1).mean(1).sum()

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from rgpr._network.checks import network_dtype_device
+from rgpr._network.guards import evaluating
 from rgpr._network.loaders import labelled, on_device
-from rgpr._network.running import evaluating
 
 from .augment import crop_flip, strong
 from .plan import TrainingPlan
@@ -54,7 +54,7 @@ class HeldTensors:
         if seed is not None:
             self.generator = torch.Generator(device).manual_seed(seed)
         if plan.loss == "classification":
-            with torch.no_grad(), evaluating(network):
+            with torch.no_grad(), evaluating(network) as modes, modes:
                 self._check_labels(network(self._prepare(self.x[:2])).shape[-1])
 
     def __len__(self) -> int:

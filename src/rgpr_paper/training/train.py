@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rgpr._network.checks import network_dtype_device
-from rgpr._network.running import evaluating
+from rgpr._network.guards import evaluating
 from rgpr._progress import bar
 
 from . import checkpoint as checkpoints
@@ -239,7 +239,7 @@ def _evaluate(network: nn.Module, source: Batches, plan: TrainingPlan) -> float:
     """Accuracy, or the mean squared error for regression."""
     total = torch.zeros((), dtype=torch.float64, device=source.device)
     examples = 0
-    with evaluating(network):
+    with evaluating(network) as modes, modes:
         for x, y in source.batches():
             outputs, loss = _loss(network, x, y, plan)
             if plan.loss == "classification":

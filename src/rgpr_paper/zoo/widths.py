@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rgpr._network.guards import evaluating
 from rgpr._network.representation import parse_layer
-from rgpr._network.running import evaluating
 
 from .batches import Batch, call
 
@@ -80,7 +80,7 @@ def _events(network: nn.Module, x: Batch) -> list[_Event]:
             module.register_forward_hook(lambda m, _, out: note(m, out, False)),
         ]
     try:
-        with torch.no_grad(), evaluating(network):
+        with torch.no_grad(), evaluating(network) as modes, modes:
             call(network, x)
     finally:
         for handle in handles:

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from ..._network.batches import Batch, Shape, copied, rows_of, shape_of
 from ..._network.checks import check_batch, check_input, network_dtype_device
+from ..._network.guards import evaluating
 from ..._network.loaders import labelled, on_device
 from ..._network.outputs import outputs
-from ..._network.running import evaluating, plain_module, watching
+from ..._network.running import plain_module, watching
 from ..._network.sources import as_batches
 
 __all__ = ["DETECTORS", "Detector", "register_detector"]
@@ -54,7 +55,7 @@ class Detector:
             ValueError: ``x`` is on another device, or the features cannot be read.
         """
         check_input(x, self.network, None, measured=False)
-        with evaluating(self.network):
+        with evaluating(self.network) as modes, modes:
             return self._score(x)
 
     def _score(self, x: Batch) -> Tensor:
@@ -92,7 +93,8 @@ class Detector:
                 last = (module, args[0], output)
 
         linear = [module for module in self.network.modules() if isinstance(module, nn.Linear)]
-        with watching(self.network, dict.fromkeys(linear, after)):
+        hooks = watching(self.network, dict.fromkeys(linear, after))
+        with hooks, hooks:
             logits = self._logits(x)
         if last is None or not _same(last[2].double(), logits):
             raise ValueError(

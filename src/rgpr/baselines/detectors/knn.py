@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..._backend.precision import full_precision
-from ..._network.running import evaluating
+from ..._network.guards import evaluating
 from .base import Detector, register_detector
 
 __all__ = ["KNN"]
@@ -47,7 +47,7 @@ class KNN(Detector):
         Raises:
             ValueError: Fewer examples than ``k``.
         """
-        with evaluating(self.network):
+        with evaluating(self.network) as modes, modes:
             rows = [
                 _normalised(self._features(x)) for x, _ in self._batches(train_loader, progress)
             ]

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ..._network.batches import Batch
+from ..._network.guards import evaluating
 from ..._network.layers import LayerChoice, check_layers, choose_layers
 from ..._network.moments import ClassMoments
 from ..._network.representation import INPUT, Representation, names_of
-from ..._network.running import capture, evaluating
+from ..._network.running import capture
 from .base import Detector, register_detector
 
 __all__ = ["Mahalanobis"]
@@ -63,7 +64,7 @@ class Mahalanobis(Detector):
         """
         layers: list[Representation] = []
         moments: list[ClassMoments] = []
-        with evaluating(self.network):
+        with evaluating(self.network) as modes, modes:
             for number, (x, y) in enumerate(self._batches(train_loader, progress)):
                 if number == 0:
                     layers = self._choose(x)
@@ -115,9 +116,10 @@ class Mahalanobis(Detector):
             _, features, logits = self._watch_head(x)
             return [features.double()], logits
         takes = [_pooled] * (1 + len(layers))
-        with capture(self.network, [Representation(INPUT), *layers], takes, x) as found:
+        hidden = capture(self.network, [Representation(INPUT), *layers], takes, x)
+        with hidden, hidden:
             logits = self._logits(x)
-        return found[1:], logits
+        return hidden.found[1:], logits
 
     def _whitening(self, layer: str, moment: ClassMoments) -> Tensor:
         """Inverse of the Cholesky factor of the covariance."""

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ..._network.running import evaluating
+from ..._network.guards import evaluating
 from .base import Detector, register_detector
 
 __all__ = ["ViM"]
@@ -48,7 +48,7 @@ class ViM(Detector):
             ValueError: ``dim`` leaves no direction for the residual.
         """
         rows, labels = [], []
-        with evaluating(self.network):
+        with evaluating(self.network) as modes, modes:
             for x, y in self._batches(train_loader, progress):
                 head, features, _ = self._watch_head(x)
                 rows.append(features.float())

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ..._network.checks import check_batch, network_dtype_device
+from ..._network.guards import evaluating
 from ..._network.kept import form_of
 from ..._network.loaders import labelled, on_device
 from ..._network.moments import Moments
 from ..._network.outputs import outputs_of
-from ..._network.running import evaluating
 from ..._network.sources import as_batches
 from ...posteriors.gaussian_processes import Batch, Units, class_labels, regression_targets
 from ...residual.coordinates import Standardizer
@@ -117,7 +117,7 @@ def collect(
     loader = as_batches(loader, network)
     xs, ys, fs = [], [], []
     shape: torch.Size | None = None
-    with evaluating(network):
+    with evaluating(network) as modes, modes:
         for number, (x, y) in enumerate(
             labelled(loader, network, progress=progress, description=description)
         ):

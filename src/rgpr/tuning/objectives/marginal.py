@@ -32,9 +32,10 @@ from torch import Tensor
 
 from ..._network.batches import Batch, rows_of
 from ..._network.checks import check_batch, network_dtype_device
+from ..._network.guards import evaluating
 from ..._network.kept import joined
 from ..._network.loaders import labelled, on_device
-from ..._network.running import capture, evaluating
+from ..._network.running import capture
 from ..._progress import bar
 from ...answers.examples import Parameters
 from ...extension import Extension
@@ -238,7 +239,7 @@ def collect_matrices(extension: Extension, loader: Iterable[Any], progress: bool
     xs: list[Batch] = []
     targets: list[Tensor] = []
     means: list[Tensor] = []
-    with evaluating(posterior):
+    with evaluating(posterior) as modes, modes:
         for number, (batch, target) in enumerate(
             labelled(
                 loader,
@@ -252,9 +253,10 @@ def collect_matrices(extension: Extension, loader: Iterable[Any], progress: bool
             check_batch(number, x, posterior.network, extension.input_shape, measured=measured)
             if rows_of(x) == 0:
                 continue
-            with capture(posterior.network, extension.representations, coordinates, x) as found:
+            pass_ = capture(posterior.network, extension.representations, coordinates, x)
+            with pass_, pass_:
                 gaussian: Gaussian = posterior(x)
-            for parts, h in zip(representations, found, strict=True):
+            for parts, h in zip(representations, pass_.found, strict=True):
                 parts.append(h)
             means.append(gaussian.mean.double())
             checked = extension.likelihood.target(target, gaussian.mean.shape, number)

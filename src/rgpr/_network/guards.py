@@ -1,0 +1,160 @@
+"""Change somebody else's network for a while, and leave it as it was, whatever comes in between.
+
+:class:`evaluating` switches modes for a while. They come back on every way out, that of an
+interrupt at any point too.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+__all__ = ["Guard", "evaluating", "every_module"]
+
+
+class Guard:
+    """A change to somebody's network that is taken back, whatever comes in between.
+
+    A guard is entered twice: ``with guard, guard:``. An interrupt, as by Ctrl-C, can come between
+    any two steps of Python, at the start of ``__exit__`` too, which then does nothing. The other
+    ``__exit__`` still takes the change back. The first entry changes nothing, so that an interrupt
+    while the second makes the change finds a block that is left by an ``__exit__``.
+    """
+
+    _entries = 0
+    _restored = False
+    # A graph that is being compiled belongs to no thread.
+    _compiling = False
+    thread = 0
+
+    def __enter__(self) -> Self:
+        self._entries += 1
+        if self._entries == 2:
+            self._compiling = torch.compiler.is_compiling()
+            if not self._compiling:
+                self.thread = threading.get_ident()
+                _changing.add(self)
+            self._change()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        if not self._restored:
+            self.restore()
+            if not self._compiling:
+                _changing.discard(self)
+            self._restored = True
+            if kind is None:
+                self._check()
+
+    def _check(self) -> None:
+        """Raise an error on leaving without one, where something is amiss."""
+        if self._entries == 1:
+            raise RuntimeError("this changed nothing; it is entered twice: with guard, guard")
+
+    def _change(self) -> None:
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Take back what was changed so far; to do it again does no harm."""
+        raise NotImplementedError
+
+
+# The guards whose changes are in force.
+_changing: set[Guard] = set()
+
+
+class evaluating(Guard):  # noqa: N801, which reads as what it does
+    """Evaluation mode inside, every submodule's own mode again afterwards.
+
+    Calls that overlap, from several threads or on networks that share parts, share the switches:
+    the last to leave restores.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self._network = network
+        self._switched: list[nn.Module] = []
+
+    def _change(self) -> None:
+        modules = every_module(self._network)
+        if self._compiling:
+            # Modes are constants of a compiled graph, which cannot hold a lock.
+            if any(module.training for module in modules):
+                raise RuntimeError("call .eval() on the model before compiling or exporting it")
+            return
+        if _users or any(module.training for module in modules):
+            _locked(lambda: self._switch(modules))
+
+    def _switch(self, modules: Sequence[nn.Module]) -> None:
+        for module in modules:
+            if module.training or module in _users:
+                self._switched.append(module)
+                _users.setdefault(module, set()).add(self)
+                module.training = False
+
+    def restore(self) -> None:
+        if self._switched:
+            _locked(self._switch_back)
+
+    def _switch_back(self) -> None:
+        for module in self._switched:
+            users = _users.get(module)
+            if users is not None:
+                users.discard(self)
+                if not users:
+                    module.training = True
+                    del _users[module]
+
+
+def every_module(network: nn.Module) -> list[nn.Module]:
+    """All of its modules: ``network.modules()`` takes ten times as long, at every prediction."""
+    found, waiting = {network}, [network]
+    while waiting:
+        for module in waiting.pop()._modules.values():
+            if module is not None and module not in found:
+                found.add(module)
+                waiting.append(module)
+    return list(found)
+
+
+# -- several threads, and processes that fork ----------------------------------------------------
+
+# Modules that guards switched to evaluation mode, and the guards that rely on it just now.
+_users: WeakKeyDictionary[nn.Module, set[Guard]] = WeakKeyDictionary()
+_lock = threading.RLock()
+
+
+def _locked(step: Callable[[], None]) -> None:
+    """Do a step while no other thread does one; an interrupt at any point leaves the lock free."""
+    try:
+        try:
+            _lock.acquire()
+            step()
+        finally:
+            _release()
+    finally:
+        _release()
+
+
+def _release() -> None:
+    try:
+        _lock.release()
+    except RuntimeError:  # it was released already
+        return
+
+
+def _forked() -> None:
+    """In a process that was forked: other threads are gone, and their changes are taken back."""
+    global _lock
+    _lock = threading.RLock()
+    for guard in [guard for guard in _changing if guard.thread != threading.get_ident()]:
+        guard.restore()
+        _changing.discard(guard)
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,231 @@
+"""Files that were changed, by accident or on purpose, and saves that were cut short."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import rgpr
+from networks import mlp
+from rgpr._atomic import replacing
+from rgpr.saving.container import read, write
+
+Tensors = dict[str, Tensor]
+
+
+def calibrated() -> rgpr.RGPR:
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    model = rgpr.RGPR(mlp()).fit(x[:40], progress=False)
+    model.calibrate(x[40:], torch.arange(20) % 3, progress=False)
+    return model
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("whole") / "m.safetensors"
+    calibrated().save(path)
+    return path
+
+
+def refused(path: Path, words: str = ".") -> None:
+    """The file is refused by a ``ValueError`` that names it, and the network is left alone."""
+    network = mlp()
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    with pytest.raises(ValueError, match=words) as caught:
+        rgpr.load(path, network)
+    assert str(path) in str(caught.value)
+    after = network.state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+@given(st.data())
+def test_no_changed_byte_goes_unseen(whole: Path, data: st.DataObject) -> None:
+    content = bytearray(whole.read_bytes())
+    header = 8 + int.from_bytes(content[:8], "little")
+    end = data.draw(st.sampled_from([8, header, len(content)]))  # most bytes are numbers
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, end - 1))] ^= data.draw(st.integers(1, 255))
+    changed = whole.with_name("changed.safetensors")
+    changed.write_bytes(content)
+    if bytes(content) != whole.read_bytes():
+        refused(changed)
+
+
+def test_a_file_without_its_checksum_is_refused(whole: Path) -> None:
+    content = whole.read_bytes()
+    for old, new in ((b"rgpr_sha256", b"rgpr_sha257"), (b'rgpr_format":"3', b'rgpr_format":"2')):
+        changed = whole.with_name("changed.safetensors")
+        changed.write_bytes(content.replace(old, new))
+        refused(changed, "checksum")
+
+
+def changed_number(name: str, value: float) -> Callable[[Tensors, Any], None]:
+    def change(tensors: Tensors, about: Any) -> None:
+        tensors[name].view(-1)[-1] = value
+
+    return change
+
+
+def one_entry(tensors: Tensors, about: Any) -> None:
+    tensors["residual.sigma2"] = tensors["residual.sigma2"][:1]
+
+
+def another_width(tensors: Tensors, about: Any) -> None:
+    tensors["layer.0.mean"] = tensors["layer.0.mean"][:1]
+    tensors["layer.0.scale"] = tensors["layer.0.scale"][:1]
+
+
+def replaced(key: str, value: Any) -> Callable[[Tensors, Any], None]:
+    def change(tensors: Tensors, about: Any) -> None:
+        about[key] = value
+
+    return change
+
+
+def deep(tensors: Tensors, about: Any) -> None:
+    nested: Any = 0
+    for _ in range(900):
+        nested = [nested]
+    about["coordinates"] = nested
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (changed_number("residual.sigma2", -1.0), r"residual.sigma2' holds -1.*not negative"),
+        (changed_number("residual.sigma2", torch.nan), "sigma2' holds nan"),
+        (changed_number("residual.typical", torch.inf), "typical' holds inf"),
+        (changed_number("residual.onset", -0.5), "onset' holds -0.5"),
+        (changed_number("residual.slope", 0.0), "slope' holds 0;.*positive"),
+        (changed_number("residual.unit", -1.0), "unit' holds -1"),
+        (changed_number("temperature", 0.0), "temperature' holds 0"),
+        (changed_number("learned._given_temperature", torch.nan), "_given_temperature' holds nan"),
+        (changed_number("learned._references", torch.nan), "_references' holds nan.*ascending"),
+        (changed_number("learned._references", -1e9), "_references' holds -1e"),
+        (changed_number("learned._label_scores", torch.nan), "_label_scores' holds nan"),
+        (changed_number("layer.0.scale", 0.0), "layer.0.scale' holds 0"),
+        (changed_number("layer.0.mean", torch.nan), "layer.0.mean' holds nan"),
+        (changed_number("layer.1.axes", torch.inf), "layer.1.axes' holds inf"),
+        (one_entry, r"sigma2' has shape \(1,\) and should have \(3,\)"),
+        (another_width, "coordinates of the input are 1 number"),
+        (replaced("layers", ["input", "1", "1"]), "none twice"),
+        (replaced("layers", ["1", "input", "3"]), "first must be 'input'"),
+        (replaced("layers", ["input", "1", "17"]), "has no attribute"),
+        (replaced("layers", ["input", "1"]), "damaged|cannot be used"),
+        (replaced("layers", 3), "damaged"),
+        (replaced("coordinates", 5), "damaged"),
+        (replaced("residual", []), "damaged"),
+        (replaced("input_shape", "x"), "damaged"),
+        (replaced("nan", "ignore"), "nan='ignore'"),
+        (replaced("likelihood", "prophecy"), "prophecy"),
+        (deep, "damaged"),
+    ],
+)
+def test_a_file_is_held_to_what_setters_are(
+    whole: Path, tmp_path: Path, change: Callable[[Tensors, Any], None], words: str
+) -> None:
+    tensors, about, _ = read(whole)
+    change(tensors, about)
+    path = tmp_path / "m.safetensors"
+    write(path, tensors, about)
+    refused(path, words)
+
+
+# -- saving over what is there -------------------------------------------------------------------
+
+
+def test_permissions_stay(tmp_path: Path) -> None:
+    path, model = tmp_path / "m.safetensors", calibrated()
+    for mode in (0o600, 0o640, 0o444):
+        path.touch()
+        path.chmod(mode)
+        model.save(path)
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+        path.chmod(0o600)
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    target, link = tmp_path / "folder" / "m.safetensors", tmp_path / "link.safetensors"
+    target.touch()
+    link.symlink_to(target)
+    calibrated().save(link)
+    assert link.is_symlink()
+    assert rgpr.load(target, mlp()).layers == rgpr.load(link, mlp()).layers
+    assert sorted(os.listdir(tmp_path)) == ["folder", "link.safetensors"]
+
+
+def test_what_killed_saves_leave_is_removed_by_the_next(tmp_path: Path) -> None:
+    killed = f"""
+import os, signal
+from rgpr._atomic import replacing
+with replacing({str(tmp_path / "a")!r}) as temporary:
+    temporary.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", killed], check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = os.listdir(tmp_path)
+    with replacing(tmp_path / "b") as other:
+        other.write_text("b")
+    assert set(os.listdir(tmp_path)) == {left, "b"}  # it may be for another file
+    with replacing(tmp_path / "a") as mine, replacing(tmp_path / "a") as second:
+        mine.write_text("mine")
+        second.write_text("second")
+        assert left not in os.listdir(tmp_path)
+        assert mine.exists()  # which a process that runs is writing
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+    assert (tmp_path / "a").read_text() == "mine"
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seen = tmp_path / "a", []
+    flush = os.fsync
+
+    def noted(descriptor: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{descriptor}") if sys.platform == "linux" else ""
+        seen.append((name, path.exists()))
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with replacing(path) as temporary:
+        temporary.write_text("all of it")
+    (first, early), (folder, late) = seen
+    assert not early
+    assert late
+    if sys.platform == "linux":
+        assert first.endswith(".a")
+        assert folder == str(tmp_path)
+
+
+def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk."""
+    model, path = calibrated(), tmp_path / "m.safetensors"
+    model.save(path)
+    before = path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match=r"m\.safetensors could not be written"):
+            model.save(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["m.safetensors"]

@@ -1,0 +1,187 @@
+"""Interrupts at any point of a call, and processes that fork: the network is left as it was."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import rgpr
+from networks import mlp
+from rgpr._network import guards
+from rgpr._network.guards import evaluating
+from rgpr._network.running import capture
+
+
+class Interrupt(KeyboardInterrupt):
+    """What the test raises, and nobody else."""
+
+
+class At:
+    """Raises at the ``number``-th step of Python in files whose names have one of ``parts``."""
+
+    def __init__(self, number: int, parts: tuple[str, ...]) -> None:
+        self.left, self._parts = number, parts
+
+    def __enter__(self) -> At:
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        sys.settrace(None)
+
+    def _call(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not any(part in frame.f_code.co_filename for part in self._parts):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "opcode":
+            self.left -= 1
+            if self.left == 0:
+                sys.settrace(None)
+                raise Interrupt
+        return self._step
+
+
+def interrupted_everywhere(
+    run: Callable[[], Any], parts: tuple[str, ...], check: Callable[[], None], step: int = 1
+) -> int:
+    """Interrupt a call at every step of Python in some files, one after the other."""
+    run()
+    number = 1
+    while True:
+        try:
+            with At(number, parts) as at:
+                run()
+        except Interrupt:
+            pass
+        check()
+        if at.left > 0:
+            return number
+        number += step
+
+
+def hooks_of(network: nn.Module) -> int:
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
+    return sum(len(getattr(module, kind)) for module in network.modules() for kind in kinds)
+
+
+@pytest.fixture
+def network() -> nn.Module:
+    """With a part that the user froze, and a hook of the user's own."""
+    network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    network.train()
+    network[1].eval()
+    network[2].register_forward_hook(lambda *_: None)
+    return network
+
+
+def untouched(network: nn.Module) -> Callable[[], None]:
+    before = [module.training for module in network.modules()], hooks_of(network)
+
+    def check() -> None:
+        assert ([module.training for module in network.modules()], hooks_of(network)) == before
+        assert not guards._users
+        assert not guards._changing
+        free = []
+        thread = threading.Thread(target=lambda: free.append(guards._lock.acquire(timeout=5)))
+        thread.start()
+        thread.join()
+        assert free == [True]
+        guards._lock = threading.RLock()  # the thread that had it is gone
+
+    return check
+
+
+def test_a_guard_takes_everything_back_from_every_step(network: nn.Module) -> None:
+    x = torch.randn(5, 4)
+    layers = rgpr.RGPR(network).fit([x], progress=False)._layers
+
+    def run() -> None:
+        reading = capture(network, layers, [torch.clone] * len(layers), x)
+        with torch.no_grad(), evaluating(network) as modes, modes, reading, reading:
+            network(x)
+
+    steps = interrupted_everywhere(
+        run, ("_network/guards.py", "_network/running.py", "test_interrupts.py"), untouched(network)
+    )
+    assert steps > 300
+
+
+def test_a_prediction_is_interrupted_anywhere(network: nn.Module) -> None:
+    """Every seventh step of the library's and of torch's own code for modules and hooks."""
+    x = torch.randn(5, 4)
+    model = rgpr.RGPR(network).fit([x], progress=False)
+    expected = model(x)
+
+    def run() -> None:
+        model(x)
+
+    parts = (os.path.join("src", "rgpr", ""), "nn/modules/module.py", "utils/hooks.py")
+    steps = interrupted_everywhere(run, parts, untouched(network), step=7)
+    assert steps > 1000
+    assert torch.equal(model(x), expected)
+
+
+def test_fitting_is_interrupted_anywhere(network: nn.Module) -> None:
+    x = torch.randn(40, 4)
+
+    def run() -> None:
+        rgpr.RGPR(network).fit([x], progress=False)
+
+    parts = (
+        "_network/guards.py",
+        "_network/running.py",
+        "extension/fitting.py",
+        "extension/scales.py",
+    )
+    assert interrupted_everywhere(run, parts, untouched(network), step=13) > 1000
+
+
+def test_a_guard_that_is_entered_once_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="entered twice"), evaluating(mlp()):
+        pass
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_fork_while_another_thread_predicts(network: nn.Module) -> None:
+    """The child has the network's own modes, none of the other thread's hooks, and a free lock."""
+    x = torch.randn(5, 4)
+    model = rgpr.RGPR(network).fit([x], progress=False)
+    check = untouched(network)
+    inside, leave = threading.Event(), threading.Event()
+
+    def wait(*_: Any) -> None:
+        if threading.current_thread() is thread:
+            inside.set()
+            leave.wait(60)
+
+    handle = network[0].register_forward_pre_hook(wait)
+    thread = threading.Thread(target=lambda: model(x))
+    thread.start()
+    assert inside.wait(60)
+    guards._lock.acquire()  # as if this very moment were one of the other thread's
+    child = os.fork()
+    if child == 0:
+        try:
+            handle.remove()
+            check()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    guards._lock.release()
+    leave.set()
+    thread.join()
+    handle.remove()
+    assert os.waitpid(child, 0)[1] == 0
+    check()
