@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import gzip
+import io
+import pickle
+import string
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +75,39 @@ def _idx(path: Path, array: np.ndarray[Any, Any]) -> None:
     """The format of MNIST's files: magic number, sizes, bytes."""
     sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
     path.write_bytes(bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes())
+
+
+class _Runs:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_lsun_is_read_without_running_what_lies_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchvision's own reader unpickles a cache in the working directory, by this name."""
+    import lmdb
+    from PIL import Image
+
+    folder = tmp_path / "test_lmdb"
+    with lmdb.open(str(folder)) as made, made.begin(write=True) as writing:
+        for number in range(3):
+            file = io.BytesIO()
+            Image.new("RGB", (60, 40), (100 * number, 0, 0)).save(file, "PNG")
+            writing.put(f"{number}".encode(), file.getvalue())
+    monkeypatch.chdir(tmp_path)
+    name = "".join(c for c in str(folder) if c in string.ascii_letters)
+    (tmp_path / f"_cache_{name}").write_bytes(pickle.dumps(_Runs(tmp_path / "ran")))
+    images = read_images(tmp_path, "lsun")
+    assert not (tmp_path / "ran").exists()
+    assert images.x.shape == (3, 3, 32, 32)
+    assert images.x[:, 0, 0, 0].tolist() == [0, 100, 200]
+    assert not images.note
 
 
 @pytest.mark.parametrize(
