@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from rgpr.cli import main
 from rgpr.metrics import auroc
-from rgpr_paper.detector_page import SCORE, page
+from rgpr_paper.detector_page import page
+from rgpr_paper.detector_values import SCORE
 from rgpr_paper.experiments import openood
 from rgpr_paper.outputs import Outputs, write_some
 from rgpr_paper.rivals import RIVALS, Bench, Fitted, Rival, register_rival
@@ -92,9 +94,13 @@ def test_the_page(out: Path, unit: Unit) -> None:
 
 
 def made(name: str, **values: tuple[float, float]) -> Unit:
-    """A unit in which each detector has one AUROC and one FPR95, near and far."""
+    """A unit in which each detector has one AUROC and one FPR95, near and far.
+
+    Registered detectors that are not named are worse than chance, so that no claim lacks them.
+    """
     detectors: dict[str, Any] = {}
-    for detector, (area, rate) in values.items():
+    others = {d: (0.1, 0.9) for d, rival in RIVALS.items() if not rival.ours}
+    for detector, (area, rate) in {**others, **values}.items():
         metrics = {metric: {"x": area, "mean": area} for metric in openood.METRICS}
         metrics |= {m: {"x": rate, "mean": rate} for m in ("fpr95", "fpr95 openood")}
         detectors[detector.replace("score", SCORE)] = {
@@ -128,6 +134,28 @@ def test_a_claim_that_fails_says_who_is_ahead(tmp_path: Path) -> None:
 def test_mnist_is_to_be_level_with_the_best(tmp_path: Path, lead: float, holds: bool) -> None:
     units = [made("mnist", score=(0.99, 0.02), One=(0.99 + lead, 0.02 - lead))]
     assert [claim.holds for claim in page(units, tmp_path).claims] == [holds] * 4
+
+
+def test_no_claim_holds_while_a_registered_detector_is_not_measured(tmp_path: Path) -> None:
+    unit = made("cifar10", score=(0.99, 0.02))
+    assert all(claim.holds for claim in page([unit], tmp_path).claims)
+    found = unit.result["detectors"]
+    about = {key: found["KNN"][key] for key in ("paper", "code", "reads", "ours")}
+    unit.result["detectors"] = {**found, "KNN": {**about, "error": "RuntimeError: out of memory"}}
+    del unit.result["detectors"]["Energy"]
+    claims = page([unit], tmp_path).claims
+    assert len(claims) == 4
+    for claim in claims:
+        assert not claim.holds
+        assert claim.discussion == "Not measured: Energy, KNN."
+
+
+def test_claims_stay_where_the_score_itself_was_not_measured(tmp_path: Path) -> None:
+    claims = page([made("svhn", One=(0.9, 0.1))], tmp_path).claims
+    assert len(claims) == 5
+    for claim in claims:
+        assert not claim.holds
+        assert SCORE in claim.discussion
 
 
 def test_a_detector_that_failed_is_shown_with_its_error(tmp_path: Path) -> None:
@@ -275,6 +303,17 @@ def test_a_detector_that_raises_does_not_lose_the_unit() -> None:
     measuring = openood._Measuring(made_of, {}, {}, {}, {}, openood.Clock("cpu"))
     rival = Rival("Unlucky", "nobody", "none", "logits", trains=False, fit=fit)
     assert measuring.tried(rival)["error"] == "RuntimeError: out of luck"
+
+
+def test_without_pytorch_ood_the_run_stops_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("pytorch_ood", "pytorch_ood.detector"):
+        monkeypatch.setitem(sys.modules, module, None)
+    options = ["--small", "--seeds", "0", "--out", str(tmp_path)]
+    assert main(["paper", "run", "openood", *options]) == 1
+    assert "pip install 'rgpr[ood]'" in capsys.readouterr().err
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_two_detectors_cannot_have_one_name() -> None:

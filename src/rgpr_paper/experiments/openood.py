@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from rgpr._network.running import evaluating
+from rgpr.baselines._pytorch_ood import pytorch_ood
 from rgpr.metrics import accuracy, auprc, auroc, fpr95, fpr95_openood
 from rgpr.model import RGPR
 
@@ -66,6 +67,7 @@ def run(context: Context) -> None:
 
 
 def _unit(context: Context, name: str, seed: int) -> Result:
+    pytorch_ood("ViM")  # where the library is missing, the run stops here and not after training
     outliers, missing = near_and_far(context, name)
     competing = contestants(context, name, seed)
     model = competing.method("LLL-RGPR-onset").model

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
 from ..methods import Contestants
 from ..outputs import Outputs
 
-__all__ = ["RIVALS", "Bench", "Fitted", "Rival", "pytorch_ood", "register_rival"]
+__all__ = ["RIVALS", "Bench", "Fitted", "Rival", "register_rival"]
 
 Reads = Literal["logits", "features", "images"]
 
@@ -108,12 +107,3 @@ def register_rival(rival: Rival) -> None:
     if rival.name in RIVALS:
         raise ValueError(f"there is a rival '{rival.name}' already; choose another name")
     RIVALS[rival.name] = rival
-
-
-def pytorch_ood(kind: str) -> Any:
-    """A class of pytorch-ood, which is imported when a detector is first fitted.
-
-    Raises:
-        ImportError: pytorch-ood is not installed.
-    """
-    return getattr(import_module("pytorch_ood.detector"), kind)

@@ -23,9 +23,10 @@ from torch import Tensor, nn
 
 from rgpr._network.representation import parse_layer
 from rgpr._network.running import evaluating, watching
+from rgpr.baselines._pytorch_ood import pytorch_ood
 
 from ..data import Loader, some
-from .base import Bench, Fitted, Rival, pytorch_ood, register_rival
+from .base import Bench, Fitted, Rival, register_rival
 
 __all__ = ["Coverage", "CoverageLayer", "edges"]
 

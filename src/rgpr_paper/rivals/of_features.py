@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .base import Bench, Fitted, Rival, pytorch_ood, register_rival
+from rgpr.baselines._pytorch_ood import pytorch_ood
+
+from .base import Bench, Fitted, Rival, register_rival
 
 
 def _fitted(bench: Bench, detector: Any, setting: str) -> Fitted:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .base import Bench, Fitted, Rival, pytorch_ood, register_rival
+from rgpr.baselines._pytorch_ood import pytorch_ood
+
+from .base import Bench, Fitted, Rival, register_rival
 
 
 def _max_logit(bench: Bench) -> Fitted:

@@ -10,7 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .base import Bench, Fitted, Rival, pytorch_ood, register_rival
+from rgpr.baselines._pytorch_ood import pytorch_ood
+
+from .base import Bench, Fitted, Rival, register_rival
 
 
 def _shaping(kind: str, setting: str, **options: Any) -> Callable[[Bench], Fitted]:
