@@ -21,6 +21,7 @@ from rgpr_paper.experiments import openood
 from rgpr_paper.outputs import Outputs, write_some
 from rgpr_paper.rivals import RIVALS, Bench, Fitted, Rival, register_rival
 from rgpr_paper.rivals.coverage import Coverage, CoverageLayer, edges
+from rgpr_paper.section import Table
 from rgpr_paper.units import Unit, read_units
 
 CLASSES, WIDTH = 4, 12
@@ -42,6 +43,7 @@ def test_every_detector_is_measured(unit: Unit) -> None:
     assert set(found) == set(RIVALS)
     for name, measured in found.items():
         assert "error" not in measured, (name, measured)
+        assert (measured["setting"] == "none") == (not RIVALS[name].source)
         assert measured["fit"] >= 0
         assert measured["microseconds"] >= 0
         for where, kinds in (("near", {"mirrored"}), ("far", {"inverted", "UniformNoise"})):
@@ -165,7 +167,19 @@ def test_a_detector_that_failed_is_shown_with_its_error(tmp_path: Path) -> None:
     blocks = page([unit], tmp_path).blocks
     rows = [row for block in blocks for row in getattr(block, "rows", ())]
     assert ["Two", "0", "ValueError: no"] in rows
-    assert ["Two", "one", "one", "logits", "failed"] in rows
+    assert ["Two", "one", "one", "logits", "failed", "-"] in rows
+
+
+def test_values_are_the_units_and_their_source_the_registry_s(tmp_path: Path) -> None:
+    units = [made(name, score=(0.99, 0.02)) for name in ("mnist", "cifar10")]
+    for unit, k in zip(units, ("k = 50, OpenOOD's first", "k = 50, the paper's"), strict=True):
+        found = unit.result["detectors"]
+        found["DICE"]["setting"] = "sparsity 0.9, as in the paper and in OpenOOD"
+        found["KNN"]["setting"] = f"{k} value; all training images"
+    tables = [block for block in page(units, tmp_path).blocks if isinstance(block, Table)]
+    rows = {row[0]: row[-2:] for row in tables[-1].rows}
+    assert rows["DICE"] == ["sparsity 0.9", "OpenOOD's"]
+    assert rows["KNN"] == ["k = 50; all training images", RIVALS["KNN"].source]
 
 
 # -- detectors -----------------------------------------------------------------------------------

@@ -2,9 +2,10 @@
 
 Not in the paper. On the networks of the other experiments, this library's score and confidence over
 last-layer Laplace are measured beside the detectors of :mod:`rgpr_paper.rivals`, each with fixed
-settings: those of its paper, or those with which OpenOOD starts. OpenOOD itself goes on to choose
-settings on outliers; here nothing is chosen on any. Near and far outliers are those of
-:mod:`rgpr_paper.near_far`.
+settings: those of its paper or its authors' code, those with which OpenOOD starts, or the defaults
+of the library that computes it. :attr:`rgpr_paper.rivals.Rival.source` says which, and the page
+has it in its table of settings. OpenOOD itself goes on to choose settings on outliers; this
+experiment chooses nothing on any. Near and far outliers are those of :mod:`rgpr_paper.near_far`.
 
 FPR95 is given in both meanings: the share of outliers that pass where 95 % of the data do, as in
 the paper, and the share of data that is refused where 95 % of the outliers are, as in OpenOOD. So

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..methods import Contestants
 from ..outputs import Outputs
 
-__all__ = ["RIVALS", "Bench", "Fitted", "Rival", "register_rival"]
+__all__ = ["RIVALS", "Bench", "Fitted", "Reads", "Rival", "register_rival"]
 
 Reads = Literal["logits", "features", "images"]
 
@@ -61,7 +61,8 @@ class Fitted:
 
     Attributes:
         score: Gives a score ``(B,)``, higher for stranger inputs, from what the rival reads.
-        setting: Values of the detector's parameters and where they are from, in words.
+        setting: Values of the detector's parameters, which the unit keeps. Where they are from is
+            said by :attr:`Rival.source`.
         seconds: How long the fit took, where it was shared with other methods and timed by them;
             ``None`` where the caller's clock is right.
     """
@@ -82,6 +83,7 @@ class Rival:
         reads: What it scores: logits ``(B, C)``, features ``(B, D)`` or images.
         trains: Whether the fit needs outputs of the training images.
         fit: Makes it ready.
+        source: Where the values of its parameters are from, in words; empty if it has none.
         ours: Whether it is this library's answer and not one that the answer competes with.
     """
 
@@ -91,6 +93,7 @@ class Rival:
     reads: Reads
     trains: bool
     fit: Callable[[Bench], Fitted]
+    source: str = ""
     ours: bool = False
 
 

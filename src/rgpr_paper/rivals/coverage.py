@@ -154,10 +154,7 @@ def _published(bench: Bench) -> Fitted:
         f"{each}: {layer.full}, {layer.bins}, {layer.alpha:g}"
         for each, layer in zip(names, layers, strict=True)
     )
-    whose = "this set" if name in _PUBLISHED else "CIFAR-10"
-    return Fitted(
-        detector.score, f"1000 training images; O, M and alpha of the authors for {whose}: {shown}"
-    )
+    return Fitted(detector.score, f"{_IMAGES} training images; O, M and alpha: {shown}")
 
 
 def _balanced(bench: Bench) -> Tensor:
@@ -174,12 +171,20 @@ def _of_pytorch_ood(bench: Bench) -> Fitted:
     layers = [network.get_submodule(name) for name in names]
     detector = pytorch_ood("NACUE")(network, layers, m_bins=50, alpha=100.0, o_star=50)
     detector.fit(bench.competing.train)
-    setting = f"all training images, 50 bins, alpha 100, O 50: its defaults; {', '.join(names)}"
+    setting = f"all training images, 50 bins, alpha 100, O 50; {', '.join(names)}"
     return Fitted(detector.predict, setting)
 
 
 register_rival(
-    Rival("NAC", "Liu et al. 2024", "this experiment", "images", trains=False, fit=_published)
+    Rival(
+        "NAC",
+        "Liu et al. 2024",
+        "this experiment",
+        "images",
+        trains=False,
+        fit=_published,
+        source="the authors' for CIFAR-10 and CIFAR-100, those for CIFAR-10 on other sets",
+    )
 )
 register_rival(
     Rival(
@@ -189,5 +194,6 @@ register_rival(
         "images",
         trains=False,
         fit=_of_pytorch_ood,
+        source="pytorch-ood's defaults",
     )
 )
