@@ -15,7 +15,7 @@ from typing import Any
 from .comparison import PAPER_NAMES, by_set, over_seeds, stand_ins
 from .detector_claims import claims
 from .detector_picture import picture
-from .detector_values import SCORE, measured, others, ours, seeds_of, value
+from .detector_values import SCORE, marked, measured, others, ours, seeds_of, value
 from .rivals import RIVALS
 from .section import Section, Table, Text, provenance, spread
 from .units import Unit
@@ -45,6 +45,7 @@ _COLUMNS = (
 
 def page(units: Sequence[Unit], folder: Path) -> Section:
     """The section, whose picture is written into the folder."""
+    units = marked(units)
     section = Section([Text(_INTRODUCTION)])
     sets = by_set(units)
     points = {}
@@ -68,7 +69,7 @@ def page(units: Sequence[Unit], folder: Path) -> Section:
 def summary(units: Sequence[Unit]) -> Table:
     """For each set and each mean the score's, and that of the best detector of others."""
     rows = []
-    for name, found in by_set(units).items():
+    for name, found in by_set(marked(units)).items():
         cells = []
         for _, where, metric in _COLUMNS[:4]:
             rivals = {d: value(found, d, where, metric) for d in others(found)}
@@ -149,6 +150,13 @@ _WORDS_OF_SOURCES = re.compile(
     "|(?:the paper's|OpenOOD's first) value|this library's default"
     "|of the authors for (?:this set|CIFAR-10)|half of the features, 256 of 512 in OpenOOD)"
 )
+# Sources of settings of code that the registry no longer has, and how that code differs.
+_OTHER_CODE = {
+    "GEN (pytorch-ood)": "the paper's for ImageNet, or all classes if fewer; unlike the paper, "
+    "this code clamps probabilities to [1e-7, 1 - 1e-7] before",
+    "VRA (pytorch-ood)": "those with which OpenOOD starts; unlike the paper, this code raises "
+    "features below the lower percentile to it, and does not set them to zero",
+}
 
 
 def _settings(sets: dict[str, list[Unit]]) -> Table:
@@ -169,7 +177,9 @@ def _settings(sets: dict[str, list[Unit]]) -> Table:
             list(found) if len(found) < 2 else [f"{', '.join(n)}: {s}" for s, n in found.items()]
         )
         row = [detector, about["paper"], about["code"], about["reads"]]
-        source = RIVALS[detector].source if detector in RIVALS else ""
+        source = _OTHER_CODE.get(detector, "")
+        if detector in RIVALS:
+            source = RIVALS[detector].source
         rows.append([*row, "; ".join(cells) or "failed", source or "-"])
     head = ["detector", "paper", "code", "reads", "settings", "where they are from"]
     return Table(head, rows, "Settings; this experiment chose none of them on outliers")

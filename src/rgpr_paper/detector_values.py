@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import mean
+from typing import Any
 
 from .comparison import over_seeds
 from .rivals import RIVALS
 from .units import Unit
 
-__all__ = ["SCORE", "measured", "missing", "others", "ours", "seeds_of", "value"]
+__all__ = ["SCORE", "marked", "measured", "missing", "others", "ours", "seeds_of", "value"]
 
 SCORE = "LLL-RGPR-score"
+
+
+def marked(units: Sequence[Unit]) -> list[Unit]:
+    """The units, with names that say so where other code than the registry's made the numbers.
+
+    ``GEN`` of a unit made with pytorch-ood's is called ``GEN (pytorch-ood)``, since this experiment
+    now has its own. The name in the registry is kept under the key ``rival``.
+    """
+    return [
+        replace(unit, result={**unit.result, "detectors": _marked(unit.result["detectors"])})
+        for unit in units
+    ]
+
+
+def _marked(detectors: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, about in detectors.items():
+        same = name not in RIVALS or about["code"] == RIVALS[name].code
+        found[name if same else f"{name} ({about['code']})"] = {**about, "rival": name}
+    return found
 
 
 def measured(units: Sequence[Unit]) -> list[str]:
@@ -40,8 +62,8 @@ def missing(units: Sequence[Unit]) -> list[str]:
     A detector is needed if it is registered, or if one of the units has it.
     """
     needed = {rival.name: rival.ours for rival in RIVALS.values()}
-    needed |= {d: found["ours"] for u in units for d, found in u.result["detectors"].items()}
-    there = set(measured(units))
+    needed |= {d["rival"]: d["ours"] for u in units for d in u.result["detectors"].values()}
+    there = {units[0].result["detectors"][d]["rival"] for d in measured(units)}
     return [d for d, own in needed.items() if d not in there and (d == SCORE or not own)]
 
 

@@ -21,6 +21,7 @@ from rgpr_paper.experiments import openood
 from rgpr_paper.outputs import Outputs, write_some
 from rgpr_paper.rivals import RIVALS, Bench, Fitted, Rival, register_rival
 from rgpr_paper.rivals.coverage import Coverage, CoverageLayer, edges
+from rgpr_paper.rivals.gen import generalised_entropy
 from rgpr_paper.section import Table
 from rgpr_paper.units import Unit, read_units
 
@@ -105,10 +106,12 @@ def made(name: str, **values: tuple[float, float]) -> Unit:
     for detector, (area, rate) in {**others, **values}.items():
         metrics = {metric: {"x": area, "mean": area} for metric in openood.METRICS}
         metrics |= {m: {"x": rate, "mean": rate} for m in ("fpr95", "fpr95 openood")}
-        detectors[detector.replace("score", SCORE)] = {
+        shown = SCORE if detector == "score" else detector
+        detectors[shown] = {
             **dict.fromkeys(("near", "far", "all"), metrics),
-            **{"fit": 1.0, "microseconds": 1.0, "setting": "none", "ours": detector == "score"},
-            **{"paper": "one", "code": "one", "reads": "logits"},
+            **{"fit": 1.0, "microseconds": 1.0, "setting": "none", "ours": shown == SCORE},
+            **{"paper": "one", "reads": "logits"},
+            "code": RIVALS[shown].code if shown in RIVALS else "one",
         }
     result = {
         "set": name,
@@ -182,6 +185,23 @@ def test_values_are_the_units_and_their_source_the_registry_s(tmp_path: Path) ->
     assert rows["KNN"] == ["k = 50; all training images", RIVALS["KNN"].source]
 
 
+def test_numbers_of_other_code_are_marked_and_count_as_measured(tmp_path: Path) -> None:
+    unit = made("cifar10", score=(0.99, 0.02))
+    found = unit.result["detectors"]
+    found["GEN"] |= {"code": "pytorch-ood", "setting": "gamma 0.1 as in the paper, the 10 largest"}
+    section = page([unit], tmp_path)
+    assert all(claim.holds for claim in section.claims)
+    tables = [block for block in section.blocks if isinstance(block, Table)]
+    for table in tables:
+        names = [row[0] for row in table.rows]
+        assert "GEN (pytorch-ood)" in names
+        assert "GEN" not in names
+    (row,) = (row for row in tables[-1].rows if row[0].startswith("GEN"))
+    assert row[2] == "pytorch-ood"
+    assert row[4] == "gamma 0.1, the 10 largest"
+    assert "clamps probabilities" in row[5]
+
+
 # -- detectors -----------------------------------------------------------------------------------
 
 
@@ -241,6 +261,37 @@ def test_fdbd_is_the_mean_distance_to_boundaries_over_that_to_the_mean() -> None
         ]
         expected.append(-np.mean(distances) / np.linalg.norm(x - h.mean(0)))
     assert np.allclose(scores("fDBD"), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("largest", [2, 6])
+def test_gen_is_the_generalised_entropy_of_the_largest_probabilities(largest: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = 5 * torch.randn(20, 6, generator=generator, dtype=torch.float64)
+    rows[:3, 1] += torch.tensor([30.0, 50.0, 80.0])  # beyond what one minus p can tell from zero
+    expected = []
+    for logits in rows.numpy():
+        e = np.exp(logits - logits.max())
+        pairs = sorted(((e[c], np.delete(e, c).sum()) for c in range(6)), reverse=True)
+        terms = [(p * rest / e.sum() ** 2) ** 0.1 for p, rest in pairs]
+        expected.append(sum(terms[:largest]))
+    found = generalised_entropy(rows, 0.1, largest).numpy()
+    assert np.allclose(found, expected, rtol=1e-12)
+    assert found[0] > found[1] > found[2]
+
+
+def test_gen_and_vra_read_what_they_are_given() -> None:
+    h, _, q, w, b = parts()
+    logits = q @ w.T + b
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    assert np.allclose(scores("GEN"), (p**0.1 * (1 - p) ** 0.1).sum(1), rtol=1e-4)
+    expected = []
+    for x in q:
+        changed = []
+        for feature, seen in zip(x, h.T, strict=True):
+            alpha, beta = np.quantile(seen, 0.6), np.quantile(seen, 0.9)
+            changed.append(0.0 if feature < alpha else min(feature, beta))
+        expected.append(-np.log(np.exp(w @ changed + b).sum()))
+    assert np.allclose(scores("VRA"), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["MaxSoftmax", "Energy", "KNN", "ViM"])

@@ -64,7 +64,8 @@ _MICRO = 1e6
 def run(context: Context) -> None:
     """A unit for each set and seed."""
     sets = context.image_sets(*PAPER_NAMES)
-    run_seeds(context, NAME, sets, _unit, detectors=list(RIVALS))
+    codes = {rival.name: rival.code for rival in RIVALS.values()}
+    run_seeds(context, NAME, sets, _unit, detectors=codes)
 
 
 def _unit(context: Context, name: str, seed: int) -> Result:

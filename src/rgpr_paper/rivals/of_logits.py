@@ -11,12 +11,6 @@ def _max_logit(bench: Bench) -> Fitted:
     return Fitted(pytorch_ood("MaxLogit")(None).predict_logits, "none")
 
 
-def _gen(bench: Bench) -> Fitted:
-    largest = min(100, bench.classes)
-    setting = f"gamma 0.1, the {largest} largest probabilities"
-    return Fitted(pytorch_ood("GEN")(None, gamma=0.1, M=largest).predict_logits, setting)
-
-
 def _kl_matching(bench: Bench) -> Fitted:
     detector = pytorch_ood("KLMatching")(None)
     detector.fit_logits(bench.validation.logits, bench.validation.y)
@@ -31,17 +25,6 @@ register_rival(
         "logits",
         trains=False,
         fit=_max_logit,
-    )
-)
-register_rival(
-    Rival(
-        "GEN",
-        "Liu et al. 2023",
-        "pytorch-ood",
-        "logits",
-        trains=False,
-        fit=_gen,
-        source="the paper's for ImageNet, at most 100 classes",
     )
 )
 register_rival(

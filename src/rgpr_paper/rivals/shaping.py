@@ -39,12 +39,6 @@ _DETECTORS = {
         _shaping("ReAct", "percentile 90", percentile=0.9),
         "the paper's",
     ),
-    "VRA": (
-        "Xu et al. 2023",
-        True,
-        _shaping("VRA", "percentiles 10 and 90", lower_percentile=0.1, upper_percentile=0.9),
-        "those with which OpenOOD starts",
-    ),
     "SCALE": (
         "Xu et al. 2024",
         False,
