@@ -108,7 +108,21 @@ def _means(title: str, units: Sequence[Unit]) -> Table:
         cost = spread(over_seeds(units, "detectors", detector, "microseconds"), 1)
         rows.append([_named(detector, own), *cells, fit, cost])
     head = [title, *(heading for heading, _, _ in _COLUMNS), "fit, s", "µs per image"]
-    return Table(head, rows, f"{title}: means over near and far outliers")
+    return Table(head, rows, f"{title}: means over near and far outliers. {_cost(units)}")
+
+
+def _cost(units: Sequence[Unit]) -> str:
+    """How the cost of these units was measured, which changed once."""
+    laps = over_seeds(units, "laps")
+    if laps:
+        return (
+            f"µs per image: the fastest of {min(laps)} laps, less the fastest of the network's own "
+            "where a detector runs the network"
+        )
+    return (
+        "µs per image: a single lap, less a single one of the network's own where a detector runs "
+        "the network, and zero where that is negative"
+    )
 
 
 def _failures(title: str, units: Sequence[Unit]) -> Any:

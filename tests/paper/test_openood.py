@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -45,8 +46,8 @@ def test_every_detector_is_measured(unit: Unit) -> None:
     for name, measured in found.items():
         assert "error" not in measured, (name, measured)
         assert (measured["setting"] == "none") == (not RIVALS[name].source)
-        assert measured["fit"] >= 0
-        assert measured["microseconds"] >= 0
+        assert math.isfinite(measured["fit"])
+        assert math.isfinite(measured["microseconds"])
         for where, kinds in (("near", {"mirrored"}), ("far", {"inverted", "UniformNoise"})):
             assert set(measured[where]) == set(openood.METRICS)
             for values in measured[where].values():
@@ -55,6 +56,31 @@ def test_every_detector_is_measured(unit: Unit) -> None:
     assert found[SCORE]["far"]["auroc"]["mean"] > 0.99
     # What detectors know about digits, at least, is more than chance.
     assert min(found[name]["far"]["auroc"]["mean"] for name in found) > 0.55
+
+
+def test_the_cost_is_that_of_the_fastest_laps_in_turn(unit: Unit) -> None:
+    lasting = {"detector": [7.0, 4.0, 5.0], "network": [3.0, 6.0, 2.0]}
+    now, order = [0.0], []
+
+    def run(name: str) -> None:
+        now[0] += lasting[name][order.count(name)]
+        order.append(name)
+
+    clock = openood.Clock("cpu", seconds=lambda: now[0])
+    passes = [lambda: run("detector"), lambda: run("network")]
+    assert clock.fastest(*passes, laps=3) == [4.0, 2.0]
+    assert order == ["detector", "network"] * 3
+    assert unit.result["laps"] > 2
+
+
+@pytest.mark.parametrize(("laps", "words"), [(5, "the fastest of 5 laps"), (None, "a single lap")])
+def test_the_caption_says_how_cost_was_measured(
+    tmp_path: Path, laps: int | None, words: str
+) -> None:
+    unit = made("svhn", score=(0.99, 0.02))
+    unit.result.update({"laps": laps} if laps else {})
+    captions = [b.caption for b in page([unit], tmp_path).blocks if isinstance(b, Table)]
+    assert sum(words in caption for caption in captions) == 1
 
 
 def test_the_mean_over_all_sets_counts_every_set_once(unit: Unit) -> None:
@@ -365,7 +391,7 @@ def test_a_detector_that_raises_does_not_lose_the_unit() -> None:
         raise RuntimeError("out of\n   luck")
 
     made_of, _ = bench()
-    measuring = openood._Measuring(made_of, {}, {}, {}, {}, openood.Clock("cpu"))
+    measuring = openood._Measuring(made_of, {}, {}, {}, 0.0, lambda: None, openood.Clock("cpu"))
     rival = Rival("Unlucky", "nobody", "none", "logits", trains=False, fit=fit)
     assert measuring.tried(rival)["error"] == "RuntimeError: out of luck"
 
