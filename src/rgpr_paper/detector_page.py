@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from .comparison import PAPER_NAMES, by_set, over_seeds, stand_ins
+from .comparison import PAPER_NAMES, by_set, equal_to_map, over_seeds, stand_ins
 from .detector_claims import claims
 from .detector_picture import picture
 from .detector_values import SCORE, marked, measured, others, ours, seeds_of, value
@@ -51,7 +51,7 @@ def page(units: Sequence[Unit], folder: Path) -> Section:
     points = {}
     for name, found in sets.items():
         title = PAPER_NAMES.get(name, name)
-        section.add(_about(title, found), *stand_ins(found))
+        section.add(_about(title, found), *stand_ins(found), *equal_to_map(found))
         section.add(_means(title, found), _failures(title, found))
         section.add(*(_each(title, found, where) for where in ("near", "far")))
         section.claims += claims(name, title, found)

@@ -157,14 +157,32 @@ def test_a_claim_that_fails_says_who_is_ahead(tmp_path: Path) -> None:
     assert [claim.holds for claim in claims] == [False, False, True, True, True, False]
     assert claims[0].discussion == "Ahead by points: One by 5.0."
     assert claims[0].measured == "80.0 % against 85.0 % of One"
-    assert "at least 78.7 %" in claims[4].statement
+    assert claims[4].statement.endswith("is at least 78.7 %, a goal set before the runs")
     assert claims[5].discussion == "Short of it by 3.0 points."
 
 
 @pytest.mark.parametrize(("lead", "holds"), [(0.004, True), (0.006, False)])
-def test_mnist_is_to_be_level_with_the_best(tmp_path: Path, lead: float, holds: bool) -> None:
+def test_mnist_is_to_be_level_with_the_best_far_away(
+    tmp_path: Path, lead: float, holds: bool
+) -> None:
     units = [made("mnist", score=(0.99, 0.02), One=(0.99 + lead, 0.02 - lead))]
-    assert [claim.holds for claim in page(units, tmp_path).claims] == [holds] * 4
+    assert [claim.holds for claim in page(units, tmp_path).claims] == [False, holds] * 2
+
+
+def test_a_small_difference_is_shown(tmp_path: Path) -> None:
+    units = [made("mnist", score=(0.99, 0.10938), One=(0.98, 0.10924))]
+    claim = page(units, tmp_path).claims[2]
+    assert not claim.holds
+    assert claim.measured == "10.94 % against 10.92 % of One"
+    assert claim.discussion == "Ahead by points: One by 0.01."
+
+
+def test_where_lll_equals_map_the_page_says_so(tmp_path: Path) -> None:
+    unit = made("mnist", score=(0.99, 0.02))
+    choice = {"equals_map": True, "precision": 6e6, "variance": 7e-5}
+    unit.result["choices"] = [{"LLL": choice}]
+    blocks = page([unit], tmp_path).blocks
+    assert any("LLL equals MAP over 1 of 1" in getattr(b, "text", "") for b in blocks)
 
 
 def test_no_claim_holds_while_a_registered_detector_is_not_measured(tmp_path: Path) -> None:

@@ -214,7 +214,8 @@ class _Measuring:
             seconds = fitted.seconds
         elif rival.trains:
             seconds += self.training_pass
-        inside = self._scores(rival, fitted.score, "test")  # the first calls are slow
+        # The first calls on a device are slow, so this pass is not timed.
+        inside = self._scores(rival, fitted.score, "test")
         passes: list[Callable[[], object]] = [partial(self._scores, rival, fitted.score, "test")]
         # A detector that reads images runs the network as well, so the network's pass is taken off.
         passes += [self.network_pass] if rival.reads == "images" else []
