@@ -1,15 +1,16 @@
-"""What this library claims of its score beside other detectors, measured."""
+"""What this library says of its score beside other detectors: claims, and where it is behind."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .detector_values import SCORE, measured, missing, others, value
-from .section import Claim
+from .comparison import PAPER_NAMES, by_set
+from .detector_values import COLUMNS, SCORE, kinds, marked, measured, missing, others, value
+from .section import Claim, Text
 from .units import Unit
 
-__all__ = ["claims"]
+__all__ = ["claims", "verdict"]
 
 _WORDS = {"auroc": "AUROC", "fpr95": "FPR95"}
 # The best detectors find nearly every far outlier of MNIST: there the score is to be level.
@@ -81,6 +82,52 @@ def _within(title: str, units: Sequence[Unit], where: str, metric: str, bound: f
         "" if holds else f"Short of it by {abs(score - bound):.1f} points.",
         ours=True,
     )
+
+
+# -- where it is behind --------------------------------------------------------------------------
+
+
+def verdict(units: Sequence[Unit]) -> Text:
+    """Sets on which no other detector has a better mean, and every place where one is ahead."""
+    sets = {PAPER_NAMES.get(name, name): found for name, found in by_set(marked(units)).items()}
+    gaps = {d: None for found in sets.values() for d in missing(found)}
+    if SCORE in gaps:
+        return Text("The score was not measured.")
+    count = max(len(others(found)) for found in sets.values())
+    behind = {
+        title: [f"{h} ({by})" for h, where, metric in COLUMNS if (by := _by(found, where, metric))]
+        for title, found in sets.items()
+    }
+    best = " and ".join(title for title, columns in behind.items() if not columns)
+    ahead, looked = [], 0
+    for title, found in sets.items():
+        for where in ("near", "far"):
+            for kind in kinds(found, where):
+                each = [
+                    f"{w}: {by}" for m, w in _WORDS.items() if (by := _by(found, where, m, kind))
+                ]
+                ahead += [f"{kind} against {title} ({'; '.join(each)})"] if each else []
+                looked += 1
+    sentences = [
+        f"{count} other detectors stand beside the score.",
+        f"On {best} none of them has a better mean AUROC or FPR95, near or far." if best else "",
+        *(f"On {t} others are ahead in {', '.join(each)}." for t, each in behind.items() if each),
+        f"On {len(ahead)} of {looked} single sets of outliers others are ahead in AUROC or "
+        f"FPR95: {', '.join(ahead)}."
+        if ahead
+        else "On no single set of outliers is another ahead in AUROC or FPR95.",
+        "In brackets is the one that is furthest ahead." if ahead else "",
+        f"Not measured: {', '.join(gaps)}." if gaps else "",
+    ]
+    return Text(" ".join(filter(None, sentences)))
+
+
+def _by(units: Sequence[Unit], where: str, metric: str, kind: str = "mean") -> str:
+    """The detector that is furthest ahead of the score, and by how much; empty if none is."""
+    score = value(units, SCORE, where, metric, kind)
+    lead = {d: _lead(metric, score, value(units, d, where, metric, kind)) for d in others(units)}
+    first = min(lead, key=lead.__getitem__, default=SCORE)
+    return f"{first} by {_points(-lead[first])} points" if lead.get(first, 0) < 0 else ""
 
 
 def _lead(metric: str, ours: float, other: float) -> float:

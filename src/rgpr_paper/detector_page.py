@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from .comparison import PAPER_NAMES, by_set, equal_to_map, over_seeds, stand_ins
-from .detector_claims import claims
+from .detector_claims import claims, verdict
 from .detector_picture import picture
-from .detector_values import SCORE, marked, measured, others, ours, seeds_of, value
+from .detector_values import COLUMNS, SCORE, kinds, marked, measured, others, ours, seeds_of, value
 from .rivals import RIVALS
 from .section import Section, Table, Text, provenance, spread
 from .units import Unit
@@ -32,21 +30,12 @@ _INTRODUCTION = (
     "detector reads them. The last column has the microseconds that an image takes beyond the "
     "network's own pass, in batches of 1000."
 )
-# The columns of the first table: heading, kind of outliers, metric.
-_COLUMNS = (
-    ("near AUROC", "near", "auroc"),
-    ("far AUROC", "far", "auroc"),
-    ("near FPR95", "near", "fpr95"),
-    ("far FPR95", "far", "fpr95"),
-    ("near FPR95, OpenOOD's", "near", "fpr95 openood"),
-    ("far FPR95, OpenOOD's", "far", "fpr95 openood"),
-)
 
 
 def page(units: Sequence[Unit], folder: Path) -> Section:
     """The section, whose picture is written into the folder."""
+    section = Section([Text(_INTRODUCTION), verdict(units)])
     units = marked(units)
-    section = Section([Text(_INTRODUCTION)])
     sets = by_set(units)
     points = {}
     for name, found in sets.items():
@@ -71,12 +60,12 @@ def summary(units: Sequence[Unit]) -> Table:
     rows = []
     for name, found in by_set(marked(units)).items():
         cells = []
-        for _, where, metric in _COLUMNS[:4]:
+        for _, where, metric in COLUMNS[:4]:
             rivals = {d: value(found, d, where, metric) for d in others(found)}
             best = (max if metric == "auroc" else min)(rivals, key=rivals.__getitem__)
             cells.append(f"{value(found, SCORE, where, metric):.1f}; {best} {rivals[best]:.1f}")
         rows.append([PAPER_NAMES.get(name, name), *cells])
-    return Table(["", *(heading for heading, _, _ in _COLUMNS[:4])], rows)
+    return Table(["", *(heading for heading, _, _ in COLUMNS[:4])], rows)
 
 
 # -- tables --------------------------------------------------------------------------------------
@@ -103,11 +92,11 @@ def _means(title: str, units: Sequence[Unit]) -> Table:
     own = ours(units)
     rows = []
     for detector in measured(units):
-        cells = [spread(seeds_of(units, detector, w, m), 1, 100) for _, w, m in _COLUMNS]
+        cells = [spread(seeds_of(units, detector, w, m), 1, 100) for _, w, m in COLUMNS]
         fit = spread(over_seeds(units, "detectors", detector, "fit"), 1)
         cost = spread(over_seeds(units, "detectors", detector, "microseconds"), 1)
         rows.append([_named(detector, own), *cells, fit, cost])
-    head = [title, *(heading for heading, _, _ in _COLUMNS), "fit, s", "µs per image"]
+    head = [title, *(heading for heading, _, _ in COLUMNS), "fit, s", "µs per image"]
     return Table(head, rows, f"{title}: means over near and far outliers. {_cost(units)}")
 
 
@@ -139,23 +128,21 @@ def _failures(title: str, units: Sequence[Unit]) -> Any:
 
 def _each(title: str, units: Sequence[Unit], where: str) -> Table:
     """AUROC, FPR95 and both precisions for each set of outliers."""
-    first = measured(units)[0]
-    kinds = [k for k in units[0].result["detectors"][first][where]["auroc"] if k != "mean"]
+    columns = kinds(units, where)
     metrics = ("auroc", "fpr95", "aupr in", "aupr out")
     own = ours(units)
     rows = []
     for detector in measured(units):
-        at = partial(over_seeds, units, "detectors", detector, where)
         cells = [
-            " / ".join(f"{100 * mean(at(metric, kind)):.1f}" for metric in metrics)
-            for kind in kinds
+            " / ".join(f"{value(units, detector, where, metric, kind):.1f}" for metric in metrics)
+            for kind in columns
         ]
         rows.append([_named(detector, own), *cells])
     caption = (
         f"{title}, {where} outliers: AUROC / FPR95 / area under precision against recall with the "
         "data and with the outliers as what is to be found"
     )
-    return Table([f"{title}, {where}", *kinds], rows, caption)
+    return Table([f"{title}, {where}", *columns], rows, caption)
 
 
 # Units made before kept where a value is from beside the value, and some of it proved wrong.

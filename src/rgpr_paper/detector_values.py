@@ -11,9 +11,19 @@ from .comparison import over_seeds
 from .rivals import RIVALS
 from .units import Unit
 
-__all__ = ["SCORE", "marked", "measured", "missing", "others", "ours", "seeds_of", "value"]
+__all__ = ["COLUMNS", "SCORE", "kinds", "marked", "measured", "missing", "others", "ours"]
+__all__ += ["seeds_of", "value"]
 
 SCORE = "LLL-RGPR-score"
+# The means that are shown: heading, kind of outliers, metric.
+COLUMNS = (
+    ("near AUROC", "near", "auroc"),
+    ("far AUROC", "far", "auroc"),
+    ("near FPR95", "near", "fpr95"),
+    ("far FPR95", "far", "fpr95"),
+    ("near FPR95, OpenOOD's", "near", "fpr95 openood"),
+    ("far FPR95, OpenOOD's", "far", "fpr95 openood"),
+)
 
 
 def marked(units: Sequence[Unit]) -> list[Unit]:
@@ -67,12 +77,22 @@ def missing(units: Sequence[Unit]) -> list[str]:
     return [d for d, own in needed.items() if d not in there and (d == SCORE or not own)]
 
 
-def seeds_of(units: Sequence[Unit], detector: str, where: str, metric: str) -> list[float]:
-    """A detector's mean over the near or far sets of outliers, for each seed."""
-    found: list[float] = over_seeds(units, "detectors", detector, where, metric, "mean")
+def kinds(units: Sequence[Unit], where: str) -> list[str]:
+    """Names of the near or of the far sets of outliers."""
+    first = units[0].result["detectors"][measured(units)[0]]
+    return [kind for kind in first[where]["auroc"] if kind != "mean"]
+
+
+def seeds_of(
+    units: Sequence[Unit], detector: str, where: str, metric: str, kind: str = "mean"
+) -> list[float]:
+    """A detector's measure for each seed: the mean over near or far outliers, or one set's."""
+    found: list[float] = over_seeds(units, "detectors", detector, where, metric, kind)
     return found
 
 
-def value(units: Sequence[Unit], detector: str, where: str, metric: str) -> float:
-    """The mean over sets of outliers and seeds, in %."""
-    return 100 * mean(seeds_of(units, detector, where, metric))
+def value(
+    units: Sequence[Unit], detector: str, where: str, metric: str, kind: str = "mean"
+) -> float:
+    """The mean of :func:`seeds_of`, in %."""
+    return 100 * mean(seeds_of(units, detector, where, metric, kind))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from rgpr.cli import main
 from rgpr.metrics import auroc
+from rgpr_paper.detector_claims import verdict
 from rgpr_paper.detector_page import page
 from rgpr_paper.detector_values import SCORE
 from rgpr_paper.experiments import openood
@@ -175,6 +177,29 @@ def test_a_small_difference_is_shown(tmp_path: Path) -> None:
     assert not claim.holds
     assert claim.measured == "10.94 % against 10.92 % of One"
     assert claim.discussion == "Ahead by points: One by 0.01."
+
+
+def test_the_verdict_names_every_place_where_another_is_ahead() -> None:
+    units = [
+        made("cifar10", score=(0.9, 0.1), One=(0.9, 0.1)),
+        made("mnist", score=(0.9, 0.10938), One=(0.8, 0.10924)),
+        made("svhn", score=(0.9, 0.1)),
+    ]
+    # On one set of outliers another is ahead, and its mean is not.
+    knn = units[2].result["detectors"]["KNN"]
+    knn["near"] = {**knn["near"], "auroc": {"x": 0.95, "mean": 0.1}}
+    text = verdict(units).text
+    assert f"{len(RIVALS) - 2 + 1} other detectors stand beside the score." in text
+    assert "On CIFAR10 and SVHN none of them has a better mean AUROC or FPR95" in text
+    assert "On MNIST others are ahead in near FPR95 (One by 0.01 points), far FPR95 (One" in text
+    assert "On 3 of 6 single sets of outliers others are ahead" in text
+    assert "x against SVHN (AUROC: KNN by 5.0 points)" in text
+    assert "Not measured" in verdict([*units, _without(units[0], "KNN")]).text
+
+
+def _without(unit: Unit, detector: str) -> Unit:
+    found = {d: about for d, about in unit.result["detectors"].items() if d != detector}
+    return replace(unit, result={**unit.result, "detectors": found, "set": "cifar100"})
 
 
 def test_where_lll_equals_map_the_page_says_so(tmp_path: Path) -> None:
