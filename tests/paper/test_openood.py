@@ -429,7 +429,9 @@ def test_coverage_counts_states_by_hand() -> None:
 # -- what must not go wrong ----------------------------------------------------------------------
 
 
-def test_a_detector_that_raises_does_not_lose_the_unit() -> None:
+def test_a_detector_that_raises_does_not_lose_the_unit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def fit(_: Bench) -> Fitted:
         raise RuntimeError("out of\n   luck")
 
@@ -437,6 +439,7 @@ def test_a_detector_that_raises_does_not_lose_the_unit() -> None:
     measuring = openood._Measuring(made_of, {}, {}, {}, 0.0, lambda: None, openood.Clock("cpu"))
     rival = Rival("Unlucky", "nobody", "none", "logits", trains=False, fit=fit)
     assert measuring.tried(rival)["error"] == "RuntimeError: out of luck"
+    assert "Unlucky failed" in capsys.readouterr().err
 
 
 def test_without_pytorch_ood_the_run_stops_before_any_work(

@@ -19,6 +19,7 @@ each. A detector that fails is kept with the text of its error.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -203,8 +204,9 @@ class _Measuring:
         try:
             return about | {"ours": rival.ours} | self._measured(rival)
         except Exception as error:  # whatever other libraries raise must not lose the unit
-            text = " ".join(str(error).split())[:300]
-            return about | {"ours": rival.ours, "error": f"{type(error).__name__}: {text}"}
+            text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            tqdm.write(f"{rival.name} failed, and no claim holds without it: {text}", sys.stderr)
+            return about | {"ours": rival.ours, "error": text}
 
     def _measured(self, rival: Rival) -> dict[str, Any]:
         self.clock.lap()
