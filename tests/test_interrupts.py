@@ -31,11 +31,12 @@ class At:
         self.left, self._parts = number, parts
 
     def __enter__(self) -> At:
+        self._before = sys.gettrace()  # that of coverage, say
         sys.settrace(self._call)
         return self
 
     def __exit__(self, *_: Any) -> None:
-        sys.settrace(None)
+        sys.settrace(self._before)
 
     def _call(self, frame: FrameType, event: str, _: Any) -> Any:
         if not any(part in frame.f_code.co_filename for part in self._parts):

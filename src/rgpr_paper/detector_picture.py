@@ -53,7 +53,9 @@ def _panel(axis: Any, points: Points, ours: set[str]) -> None:
     for marked in (False, True):
         shown = [place for d, place in places.items() if (d in ours) == marked]
         style = {"s": 46, "marker": "*"} if marked else {"s": 11}
-        axis.scatter(*zip(*shown, strict=True), zorder=3, color=COLORS[1 if marked else 7], **style)
+        if shown:
+            x, y = zip(*shown, strict=True)
+            axis.scatter(x, y, zorder=3, color=COLORS[1 if marked else 7], **style)
     _labels(axis, places, ours)
 
 

@@ -50,6 +50,7 @@ __all__ = [
     "BASES",
     "COMPARED",
     "FAR_SIGMA2",
+    "OUTLIERS_TO_TUNE",
     "SAMPLES",
     "Contestants",
     "Method",

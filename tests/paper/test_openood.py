@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +17,15 @@ from torch import Tensor, nn
 
 from rgpr.cli import main
 from rgpr.metrics import auroc
-from rgpr_paper.detector_page import SCORE, page
+from rgpr_paper.detector_claims import verdict
+from rgpr_paper.detector_page import page
+from rgpr_paper.detector_values import SCORE
 from rgpr_paper.experiments import openood
 from rgpr_paper.outputs import Outputs, write_some
 from rgpr_paper.rivals import RIVALS, Bench, Fitted, Rival, register_rival
 from rgpr_paper.rivals.coverage import Coverage, CoverageLayer, edges
+from rgpr_paper.rivals.gen import generalised_entropy
+from rgpr_paper.section import Table
 from rgpr_paper.units import Unit, read_units
 
 CLASSES, WIDTH = 4, 12
@@ -40,8 +47,9 @@ def test_every_detector_is_measured(unit: Unit) -> None:
     assert set(found) == set(RIVALS)
     for name, measured in found.items():
         assert "error" not in measured, (name, measured)
-        assert measured["fit"] >= 0
-        assert measured["microseconds"] >= 0
+        assert (measured["setting"] == "none") == (not RIVALS[name].source)
+        assert math.isfinite(measured["fit"])
+        assert math.isfinite(measured["microseconds"])
         for where, kinds in (("near", {"mirrored"}), ("far", {"inverted", "UniformNoise"})):
             assert set(measured[where]) == set(openood.METRICS)
             for values in measured[where].values():
@@ -50,6 +58,31 @@ def test_every_detector_is_measured(unit: Unit) -> None:
     assert found[SCORE]["far"]["auroc"]["mean"] > 0.99
     # What detectors know about digits, at least, is more than chance.
     assert min(found[name]["far"]["auroc"]["mean"] for name in found) > 0.55
+
+
+def test_the_cost_is_that_of_the_fastest_laps_in_turn(unit: Unit) -> None:
+    lasting = {"detector": [7.0, 4.0, 5.0], "network": [3.0, 6.0, 2.0]}
+    now, order = [0.0], []
+
+    def run(name: str) -> None:
+        now[0] += lasting[name][order.count(name)]
+        order.append(name)
+
+    clock = openood.Clock("cpu", seconds=lambda: now[0])
+    passes = [lambda: run("detector"), lambda: run("network")]
+    assert clock.fastest(*passes, laps=3) == [4.0, 2.0]
+    assert order == ["detector", "network"] * 3
+    assert unit.result["laps"] > 2
+
+
+@pytest.mark.parametrize(("laps", "words"), [(5, "the fastest of 5 laps"), (None, "a single lap")])
+def test_the_caption_says_how_cost_was_measured(
+    tmp_path: Path, laps: int | None, words: str
+) -> None:
+    unit = made("svhn", score=(0.99, 0.02))
+    unit.result.update({"laps": laps} if laps else {})
+    captions = [b.caption for b in page([unit], tmp_path).blocks if isinstance(b, Table)]
+    assert sum(words in caption for caption in captions) == 1
 
 
 def test_the_mean_over_all_sets_counts_every_set_once(unit: Unit) -> None:
@@ -92,15 +125,21 @@ def test_the_page(out: Path, unit: Unit) -> None:
 
 
 def made(name: str, **values: tuple[float, float]) -> Unit:
-    """A unit in which each detector has one AUROC and one FPR95, near and far."""
+    """A unit in which each detector has one AUROC and one FPR95, near and far.
+
+    Registered detectors that are not named are worse than chance, so that no claim lacks them.
+    """
     detectors: dict[str, Any] = {}
-    for detector, (area, rate) in values.items():
+    others = {d: (0.1, 0.9) for d, rival in RIVALS.items() if not rival.ours}
+    for detector, (area, rate) in {**others, **values}.items():
         metrics = {metric: {"x": area, "mean": area} for metric in openood.METRICS}
         metrics |= {m: {"x": rate, "mean": rate} for m in ("fpr95", "fpr95 openood")}
-        detectors[detector.replace("score", SCORE)] = {
+        shown = SCORE if detector == "score" else detector
+        detectors[shown] = {
             **dict.fromkeys(("near", "far", "all"), metrics),
-            **{"fit": 1.0, "microseconds": 1.0, "setting": "none", "ours": detector == "score"},
-            **{"paper": "one", "code": "one", "reads": "logits"},
+            **{"fit": 1.0, "microseconds": 1.0, "setting": "none", "ours": shown == SCORE},
+            **{"paper": "one", "reads": "logits"},
+            "code": RIVALS[shown].code if shown in RIVALS else "one",
         }
     result = {
         "set": name,
@@ -120,14 +159,77 @@ def test_a_claim_that_fails_says_who_is_ahead(tmp_path: Path) -> None:
     assert [claim.holds for claim in claims] == [False, False, True, True, True, False]
     assert claims[0].discussion == "Ahead by points: One by 5.0."
     assert claims[0].measured == "80.0 % against 85.0 % of One"
-    assert "at least 78.7 %" in claims[4].statement
+    assert claims[4].statement.endswith("is at least 78.7 %, a goal set before the runs")
     assert claims[5].discussion == "Short of it by 3.0 points."
 
 
 @pytest.mark.parametrize(("lead", "holds"), [(0.004, True), (0.006, False)])
-def test_mnist_is_to_be_level_with_the_best(tmp_path: Path, lead: float, holds: bool) -> None:
+def test_mnist_is_to_be_level_with_the_best_far_away(
+    tmp_path: Path, lead: float, holds: bool
+) -> None:
     units = [made("mnist", score=(0.99, 0.02), One=(0.99 + lead, 0.02 - lead))]
-    assert [claim.holds for claim in page(units, tmp_path).claims] == [holds] * 4
+    assert [claim.holds for claim in page(units, tmp_path).claims] == [False, holds] * 2
+
+
+def test_a_small_difference_is_shown(tmp_path: Path) -> None:
+    units = [made("mnist", score=(0.99, 0.10938), One=(0.98, 0.10924))]
+    claim = page(units, tmp_path).claims[2]
+    assert not claim.holds
+    assert claim.measured == "10.94 % against 10.92 % of One"
+    assert claim.discussion == "Ahead by points: One by 0.01."
+
+
+def test_the_verdict_names_every_place_where_another_is_ahead() -> None:
+    units = [
+        made("cifar10", score=(0.9, 0.1), One=(0.9, 0.1)),
+        made("mnist", score=(0.9, 0.10938), One=(0.8, 0.10924)),
+        made("svhn", score=(0.9, 0.1)),
+    ]
+    # On one set of outliers another is ahead, and its mean is not.
+    knn = units[2].result["detectors"]["KNN"]
+    knn["near"] = {**knn["near"], "auroc": {"x": 0.95, "mean": 0.1}}
+    text = verdict(units).text
+    assert f"{len(RIVALS) - 2 + 1} other detectors stand beside the score." in text
+    assert "On CIFAR10 and SVHN none of them has a better mean AUROC or FPR95" in text
+    assert "On MNIST others are ahead in near FPR95 (One by 0.01 points), far FPR95 (One" in text
+    assert "On 3 of 6 single sets of outliers others are ahead" in text
+    assert "x against SVHN (AUROC: KNN by 5.0 points)" in text
+    assert "Not measured" in verdict([*units, _without(units[0], "KNN")]).text
+
+
+def _without(unit: Unit, detector: str) -> Unit:
+    found = {d: about for d, about in unit.result["detectors"].items() if d != detector}
+    return replace(unit, result={**unit.result, "detectors": found, "set": "cifar100"})
+
+
+def test_where_lll_equals_map_the_page_says_so(tmp_path: Path) -> None:
+    unit = made("mnist", score=(0.99, 0.02))
+    choice = {"equals_map": True, "precision": 6e6, "variance": 7e-5}
+    unit.result["choices"] = [{"LLL": choice}]
+    blocks = page([unit], tmp_path).blocks
+    assert any("LLL equals MAP over 1 of 1" in getattr(b, "text", "") for b in blocks)
+
+
+def test_no_claim_holds_while_a_registered_detector_is_not_measured(tmp_path: Path) -> None:
+    unit = made("cifar10", score=(0.99, 0.02))
+    assert all(claim.holds for claim in page([unit], tmp_path).claims)
+    found = unit.result["detectors"]
+    about = {key: found["KNN"][key] for key in ("paper", "code", "reads", "ours")}
+    unit.result["detectors"] = {**found, "KNN": {**about, "error": "RuntimeError: out of memory"}}
+    del unit.result["detectors"]["Energy"]
+    claims = page([unit], tmp_path).claims
+    assert len(claims) == 4
+    for claim in claims:
+        assert not claim.holds
+        assert claim.discussion == "Not measured: Energy, KNN."
+
+
+def test_claims_stay_where_the_score_itself_was_not_measured(tmp_path: Path) -> None:
+    claims = page([made("svhn", One=(0.9, 0.1))], tmp_path).claims
+    assert len(claims) == 5
+    for claim in claims:
+        assert not claim.holds
+        assert SCORE in claim.discussion
 
 
 def test_a_detector_that_failed_is_shown_with_its_error(tmp_path: Path) -> None:
@@ -137,7 +239,36 @@ def test_a_detector_that_failed_is_shown_with_its_error(tmp_path: Path) -> None:
     blocks = page([unit], tmp_path).blocks
     rows = [row for block in blocks for row in getattr(block, "rows", ())]
     assert ["Two", "0", "ValueError: no"] in rows
-    assert ["Two", "one", "one", "logits", "failed"] in rows
+    assert ["Two", "one", "one", "logits", "failed", "-"] in rows
+
+
+def test_values_are_the_units_and_their_source_the_registry_s(tmp_path: Path) -> None:
+    units = [made(name, score=(0.99, 0.02)) for name in ("mnist", "cifar10")]
+    for unit, k in zip(units, ("k = 50, OpenOOD's first", "k = 50, the paper's"), strict=True):
+        found = unit.result["detectors"]
+        found["DICE"]["setting"] = "sparsity 0.9, as in the paper and in OpenOOD"
+        found["KNN"]["setting"] = f"{k} value; all training images"
+    tables = [block for block in page(units, tmp_path).blocks if isinstance(block, Table)]
+    rows = {row[0]: row[-2:] for row in tables[-1].rows}
+    assert rows["DICE"] == ["sparsity 0.9", "OpenOOD's"]
+    assert rows["KNN"] == ["k = 50; all training images", RIVALS["KNN"].source]
+
+
+def test_numbers_of_other_code_are_marked_and_count_as_measured(tmp_path: Path) -> None:
+    unit = made("cifar10", score=(0.99, 0.02))
+    found = unit.result["detectors"]
+    found["GEN"] |= {"code": "pytorch-ood", "setting": "gamma 0.1 as in the paper, the 10 largest"}
+    section = page([unit], tmp_path)
+    assert all(claim.holds for claim in section.claims)
+    tables = [block for block in section.blocks if isinstance(block, Table)]
+    for table in tables:
+        names = [row[0] for row in table.rows]
+        assert "GEN (pytorch-ood)" in names
+        assert "GEN" not in names
+    (row,) = (row for row in tables[-1].rows if row[0].startswith("GEN"))
+    assert row[2] == "pytorch-ood"
+    assert row[4] == "gamma 0.1, the 10 largest"
+    assert "clamps probabilities" in row[5]
 
 
 # -- detectors -----------------------------------------------------------------------------------
@@ -199,6 +330,37 @@ def test_fdbd_is_the_mean_distance_to_boundaries_over_that_to_the_mean() -> None
         ]
         expected.append(-np.mean(distances) / np.linalg.norm(x - h.mean(0)))
     assert np.allclose(scores("fDBD"), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("largest", [2, 6])
+def test_gen_is_the_generalised_entropy_of_the_largest_probabilities(largest: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = 5 * torch.randn(20, 6, generator=generator, dtype=torch.float64)
+    rows[:3, 1] += torch.tensor([30.0, 50.0, 80.0])  # beyond what one minus p can tell from zero
+    expected = []
+    for logits in rows.numpy():
+        e = np.exp(logits - logits.max())
+        pairs = sorted(((e[c], np.delete(e, c).sum()) for c in range(6)), reverse=True)
+        terms = [(p * rest / e.sum() ** 2) ** 0.1 for p, rest in pairs]
+        expected.append(sum(terms[:largest]))
+    found = generalised_entropy(rows, 0.1, largest).numpy()
+    assert np.allclose(found, expected, rtol=1e-12)
+    assert found[0] > found[1] > found[2]
+
+
+def test_gen_and_vra_read_what_they_are_given() -> None:
+    h, _, q, w, b = parts()
+    logits = q @ w.T + b
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    assert np.allclose(scores("GEN"), (p**0.1 * (1 - p) ** 0.1).sum(1), rtol=1e-4)
+    expected = []
+    for x in q:
+        changed = []
+        for feature, seen in zip(x, h.T, strict=True):
+            alpha, beta = np.quantile(seen, 0.6), np.quantile(seen, 0.9)
+            changed.append(0.0 if feature < alpha else min(feature, beta))
+        expected.append(-np.log(np.exp(w @ changed + b).sum()))
+    assert np.allclose(scores("VRA"), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["MaxSoftmax", "Energy", "KNN", "ViM"])
@@ -267,14 +429,28 @@ def test_coverage_counts_states_by_hand() -> None:
 # -- what must not go wrong ----------------------------------------------------------------------
 
 
-def test_a_detector_that_raises_does_not_lose_the_unit() -> None:
+def test_a_detector_that_raises_does_not_lose_the_unit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def fit(_: Bench) -> Fitted:
         raise RuntimeError("out of\n   luck")
 
     made_of, _ = bench()
-    measuring = openood._Measuring(made_of, {}, {}, {}, {}, openood.Clock("cpu"))
+    measuring = openood._Measuring(made_of, {}, {}, {}, 0.0, lambda: None, openood.Clock("cpu"))
     rival = Rival("Unlucky", "nobody", "none", "logits", trains=False, fit=fit)
     assert measuring.tried(rival)["error"] == "RuntimeError: out of luck"
+    assert "Unlucky failed" in capsys.readouterr().err
+
+
+def test_without_pytorch_ood_the_run_stops_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("pytorch_ood", "pytorch_ood.detector"):
+        monkeypatch.setitem(sys.modules, module, None)
+    options = ["--small", "--seeds", "0", "--out", str(tmp_path)]
+    assert main(["paper", "run", "openood", *options]) == 1
+    assert "pip install 'rgpr[ood]'" in capsys.readouterr().err
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_two_detectors_cannot_have_one_name() -> None:

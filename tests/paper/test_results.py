@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rgpr_paper import all_experiments
+from rgpr_paper.detector_claims import verdict
 from rgpr_paper.detector_page import summary as against_detectors
 from rgpr_paper.experiments import (
     detection,
@@ -21,7 +22,7 @@ from rgpr_paper.experiments import (
     zoo,
 )
 from rgpr_paper.report import block_markdown, made_by, write_report
-from rgpr_paper.section import Table
+from rgpr_paper.section import Block, Table
 from rgpr_paper.units import read_units
 
 ROOT = Path(__file__).parents[2]
@@ -63,8 +64,9 @@ def test_every_claim_holds_or_is_discussed() -> None:
     assert f"{ours} of {of_ours} hold" in page
 
 
-def tables_of_the_docs() -> dict[tuple[str, str], list[Table]]:
-    """Tables that stand between marks in README and docs, by page and mark."""
+def blocks_of_the_docs() -> dict[tuple[str, str], list[Block]]:
+    """Tables and sentences that stand between marks in README and docs, by page and mark."""
+    compared = read_units(RESULTS / "openood")
     answers = two_answers.render(RESULTS / "two-answers").blocks
     small = small_data.render(RESULTS / "small-data").blocks
     layers = families.render(RESULTS / "families").blocks
@@ -76,7 +78,9 @@ def tables_of_the_docs() -> dict[tuple[str, str], list[Table]]:
         ("docs/tuning.md", "tuning"): [b for b in objectives if isinstance(b, Table)][1:],
         ("README.md", "two answers"): [two_answers.summary(RESULTS / "two-answers")],
         ("docs/results.md", "two answers"): [two_answers.summary(RESULTS / "two-answers")],
-        ("docs/results.md", "openood"): [against_detectors(read_units(RESULTS / "openood"))],
+        ("docs/results.md", "openood"): [against_detectors(compared)],
+        ("README.md", "detectors"): [verdict(compared)],
+        ("docs/results.md", "detectors"): [verdict(compared)],
         ("docs/results.md", "tabular"): [t for t in rows if t.head[0].endswith(": AUROC")],
         ("docs/results.md", "made by"): [made_by(RESULTS)],
         ("docs/results.md", "detection"): [detection.summary(RESULTS / "detection")],
@@ -104,14 +108,14 @@ def failing(*, ours: bool) -> Table:
 
 def test_tables_in_the_docs_are_those_of_the_results() -> None:
     """To fill them anew: ``python tests/paper/test_results.py``."""
-    for (page, mark), tables in tables_of_the_docs().items():
+    for (page, mark), blocks in blocks_of_the_docs().items():
         text = (ROOT / page).read_text()
         shown = text.partition(f"<!-- {mark} -->\n")[2].partition(f"<!-- end of {mark} -->")[0]
-        assert shown == as_markdown(tables), f"{page}, {mark}"
+        assert shown == as_markdown(blocks), f"{page}, {mark}"
 
 
-def as_markdown(tables: list[Table]) -> str:
-    return "\n\n".join(part for table in tables for part in block_markdown(table, "")) + "\n"
+def as_markdown(blocks: list[Block]) -> str:
+    return "\n\n".join(part for block in blocks for part in block_markdown(block, "")) + "\n"
 
 
 def test_pictures_in_the_docs_are_those_of_the_results() -> None:
@@ -194,7 +198,7 @@ def test_nothing_heavy_and_no_paths() -> None:
 
 
 if __name__ == "__main__":
-    for (page, mark), tables in tables_of_the_docs().items():
+    for (page, mark), blocks in blocks_of_the_docs().items():
         before, start, rest = (ROOT / page).read_text().partition(f"<!-- {mark} -->\n")
         _, end, after = rest.partition(f"<!-- end of {mark} -->")
-        (ROOT / page).write_text(before + start + as_markdown(tables) + end + after)
+        (ROOT / page).write_text(before + start + as_markdown(blocks) + end + after)

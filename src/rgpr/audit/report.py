@@ -97,7 +97,7 @@ def audit(
         progress: Show progress bars where there is a terminal.
 
     Raises:
-        ModuleNotFoundError: jinja2 or Pillow is not there; ``pip install 'rgpr[audit]'``.
+        ModuleNotFoundError: jinja2 or Pillow is not there; ``pip install '.[audit]'``.
         RuntimeError: The model was not fitted.
         ValueError: Targets that do not fit, or data without any input.
 

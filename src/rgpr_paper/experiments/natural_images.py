@@ -24,7 +24,7 @@ from ..context import Context
 from ..data import notes_of, read_outliers
 from ..experiment import Experiment, register
 from ..measures import measure
-from ..methods import contestants
+from ..methods import OUTLIERS_TO_TUNE, contestants
 from ..section import Claim, Section, Table, Text, beside, printed, provenance, spread
 from ..units import Result, Unit, read_units, run_seeds
 
@@ -95,26 +95,28 @@ def _claims(name: str, units: list[Unit]) -> list[Claim]:
             f"{name}: with natural images the ECE gets worse",
             f"{errors[0]:.1f} % with noise, {errors[1]:.1f} % with natural images",
             worse,
-            "" if worse else _as_printed(name, "ECE"),
+            "" if worse else _discussion(name, "ECE", units),
         ),
         Claim(
             f"{name}: with natural images the FPR95 gets better",
             f"{passes[0]:.1f} % with noise, {passes[1]:.1f} % with natural images",
             better,
-            "" if better else _as_printed(name, "FPR95"),
+            "" if better else _discussion(name, "FPR95", units),
         ),
     ]
 
 
-def _as_printed(name: str, metric: str) -> str:
-    """The same two numbers in the paper's table."""
+def _discussion(name: str, metric: str, units: list[Unit]) -> str:
+    """The same two numbers in the paper's table, and what is different here."""
     before, after = (
         printed("ood_imagenet", **{"in": name}, method=method, metric=metric)
         for method in ("LLL-RGPR-OOD", "LLL-RGPR-OOD ImageNet")
     )
+    note = units[0].result["notes"].get("ImageNet32")
+    what = f" ({note})" if note else ""
     return (
-        f"In the paper's table: {before} % with noise, {after} % with natural images. Ours are "
-        "4000 images of Tiny ImageNet in place of ImageNet32, and scales tuned to the optimum."
+        f"In the paper's table: {before} % with noise, {after} % with natural images. Here scales "
+        f"are tuned to the optimum, with {OUTLIERS_TO_TUNE} images{what}."
     )
 
 

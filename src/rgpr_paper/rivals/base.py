@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
 from ..methods import Contestants
 from ..outputs import Outputs
 
-__all__ = ["RIVALS", "Bench", "Fitted", "Rival", "pytorch_ood", "register_rival"]
+__all__ = ["RIVALS", "Bench", "Fitted", "Reads", "Rival", "register_rival"]
 
 Reads = Literal["logits", "features", "images"]
 
@@ -62,7 +61,8 @@ class Fitted:
 
     Attributes:
         score: Gives a score ``(B,)``, higher for stranger inputs, from what the rival reads.
-        setting: Values of the detector's parameters and where they are from, in words.
+        setting: Values of the detector's parameters, which the unit keeps. Where they are from is
+            said by :attr:`Rival.source`.
         seconds: How long the fit took, where it was shared with other methods and timed by them;
             ``None`` where the caller's clock is right.
     """
@@ -83,6 +83,7 @@ class Rival:
         reads: What it scores: logits ``(B, C)``, features ``(B, D)`` or images.
         trains: Whether the fit needs outputs of the training images.
         fit: Makes it ready.
+        source: Where the values of its parameters are from, in words; empty if it has none.
         ours: Whether it is this library's answer and not one that the answer competes with.
     """
 
@@ -92,6 +93,7 @@ class Rival:
     reads: Reads
     trains: bool
     fit: Callable[[Bench], Fitted]
+    source: str = ""
     ours: bool = False
 
 
@@ -108,12 +110,3 @@ def register_rival(rival: Rival) -> None:
     if rival.name in RIVALS:
         raise ValueError(f"there is a rival '{rival.name}' already; choose another name")
     RIVALS[rival.name] = rival
-
-
-def pytorch_ood(kind: str) -> Any:
-    """A class of pytorch-ood, which is imported when a detector is first fitted.
-
-    Raises:
-        ImportError: pytorch-ood is not installed.
-    """
-    return getattr(import_module("pytorch_ood.detector"), kind)

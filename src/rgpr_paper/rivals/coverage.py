@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from rgpr._network.guards import evaluating
 from rgpr._network.representation import parse_layer
 from rgpr._network.running import watching
+from rgpr.baselines._pytorch_ood import pytorch_ood
 
 from ..data import Loader, some
-from .base import Bench, Fitted, Rival, pytorch_ood, register_rival
+from .base import Bench, Fitted, Rival, register_rival
 
 __all__ = ["Coverage", "CoverageLayer", "edges"]
 
@@ -155,10 +156,7 @@ def _published(bench: Bench) -> Fitted:
         f"{each}: {layer.full}, {layer.bins}, {layer.alpha:g}"
         for each, layer in zip(names, layers, strict=True)
     )
-    whose = "this set" if name in _PUBLISHED else "CIFAR-10"
-    return Fitted(
-        detector.score, f"1000 training images; O, M and alpha of the authors for {whose}: {shown}"
-    )
+    return Fitted(detector.score, f"{_IMAGES} training images; O, M and alpha: {shown}")
 
 
 def _balanced(bench: Bench) -> Tensor:
@@ -175,12 +173,20 @@ def _of_pytorch_ood(bench: Bench) -> Fitted:
     layers = [network.get_submodule(name) for name in names]
     detector = pytorch_ood("NACUE")(network, layers, m_bins=50, alpha=100.0, o_star=50)
     detector.fit(bench.competing.train)
-    setting = f"all training images, 50 bins, alpha 100, O 50: its defaults; {', '.join(names)}"
+    setting = f"all training images, 50 bins, alpha 100, O 50; {', '.join(names)}"
     return Fitted(detector.predict, setting)
 
 
 register_rival(
-    Rival("NAC", "Liu et al. 2024", "this experiment", "images", trains=False, fit=_published)
+    Rival(
+        "NAC",
+        "Liu et al. 2024",
+        "this experiment",
+        "images",
+        trains=False,
+        fit=_published,
+        source="the authors' for CIFAR-10 and CIFAR-100, those for CIFAR-10 on other sets",
+    )
 )
 register_rival(
     Rival(
@@ -190,5 +196,6 @@ register_rival(
         "images",
         trains=False,
         fit=_of_pytorch_ood,
+        source="pytorch-ood's defaults",
     )
 )

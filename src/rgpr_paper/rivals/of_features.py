@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .base import Bench, Fitted, Rival, pytorch_ood, register_rival
+from rgpr.baselines._pytorch_ood import pytorch_ood
+
+from .base import Bench, Fitted, Rival, register_rival
 
 
 def _fitted(bench: Bench, detector: Any, setting: str) -> Fitted:
@@ -24,21 +26,20 @@ def _relative(bench: Bench) -> Fitted:
 
 def _dice(bench: Bench) -> Fitted:
     detector = pytorch_ood("DICE")(None, bench.weight, bench.bias, p=0.9)
-    return _fitted(bench, detector, "sparsity 0.9, as in OpenOOD")
+    return _fitted(bench, detector, "sparsity 0.9")
 
 
 def _she(bench: Bench) -> Fitted:
-    return _fitted(bench, pytorch_ood("SHE")(None, bench.head), "inner products, as in the paper")
+    return _fitted(bench, pytorch_ood("SHE")(None, bench.head), "inner products")
 
 
 def _nn_guide(bench: Bench) -> Fitted:
-    setting = "k = 10, pytorch-ood's default; all training images"
-    return _fitted(bench, pytorch_ood("NNGuide")(None, bench.head, k=10), setting)
+    detector = pytorch_ood("NNGuide")(None, bench.head, k=10)
+    return _fitted(bench, detector, "k = 10; all training images")
 
 
 def _nci(bench: Bench) -> Fitted:
-    setting = "alpha 1e-4, with which OpenOOD starts"
-    return _fitted(bench, pytorch_ood("NCI")(None, bench.head, alpha=1e-4), setting)
+    return _fitted(bench, pytorch_ood("NCI")(None, bench.head, alpha=1e-4), "alpha 1e-4")
 
 
 def _fdbd(bench: Bench) -> Fitted:
@@ -46,13 +47,19 @@ def _fdbd(bench: Bench) -> Fitted:
 
 
 _PAPERS = {
-    "Mahalanobis, pytorch-ood": ("Lee et al. 2018", _mahalanobis),
-    "relative Mahalanobis": ("Ren et al. 2021", _relative),
-    "DICE": ("Sun & Li 2022", _dice),
-    "SHE": ("Zhang et al. 2023", _she),
-    "NNGuide": ("Park et al. 2023", _nn_guide),
-    "NCI": ("Liu & Qin 2025", _nci),
-    "fDBD": ("Liu & Qin 2024", _fdbd),
+    "Mahalanobis, pytorch-ood": (
+        "Lee et al. 2018",
+        _mahalanobis,
+        "pytorch-ood's defaults; the paper reads several layers",
+    ),
+    "relative Mahalanobis": ("Ren et al. 2021", _relative, ""),
+    "DICE": ("Sun & Li 2022", _dice, "OpenOOD's"),
+    "SHE": ("Zhang et al. 2023", _she, "the paper's"),
+    "NNGuide": ("Park et al. 2023", _nn_guide, "pytorch-ood's default"),
+    "NCI": ("Liu & Qin 2025", _nci, "the value with which OpenOOD starts"),
+    "fDBD": ("Liu & Qin 2024", _fdbd, ""),
 }
-for _name, (_paper, _fit) in _PAPERS.items():
-    register_rival(Rival(_name, _paper, "pytorch-ood", "features", trains=True, fit=_fit))
+for _name, (_paper, _fit, _source) in _PAPERS.items():
+    register_rival(
+        Rival(_name, _paper, "pytorch-ood", "features", trains=True, fit=_fit, source=_source)
+    )

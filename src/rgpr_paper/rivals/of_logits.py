@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from .base import Bench, Fitted, Rival, pytorch_ood, register_rival
+from rgpr.baselines._pytorch_ood import pytorch_ood
+
+from .base import Bench, Fitted, Rival, register_rival
 
 
 def _max_logit(bench: Bench) -> Fitted:
     return Fitted(pytorch_ood("MaxLogit")(None).predict_logits, "none")
 
 
-def _gen(bench: Bench) -> Fitted:
-    largest = min(100, bench.classes)
-    setting = f"gamma 0.1 as in the paper, the {largest} largest probabilities"
-    return Fitted(pytorch_ood("GEN")(None, gamma=0.1, M=largest).predict_logits, setting)
-
-
 def _kl_matching(bench: Bench) -> Fitted:
     detector = pytorch_ood("KLMatching")(None)
     detector.fit_logits(bench.validation.logits, bench.validation.y)
-    return Fitted(detector.predict_logits, "templates of validation images, as pytorch-ood asks")
+    return Fitted(detector.predict_logits, "templates of validation images")
 
 
 register_rival(
     Rival(
-        "MaxLogit", "Hendrycks et al. 2022", "pytorch-ood", "logits", trains=False, fit=_max_logit
+        "MaxLogit",
+        "Hendrycks et al. 2022",
+        "pytorch-ood",
+        "logits",
+        trains=False,
+        fit=_max_logit,
     )
 )
-register_rival(Rival("GEN", "Liu et al. 2023", "pytorch-ood", "logits", trains=False, fit=_gen))
 register_rival(
     Rival(
         "KL matching",
@@ -35,5 +35,6 @@ register_rival(
         "logits",
         trains=False,
         fit=_kl_matching,
+        source="what pytorch-ood asks for",
     )
 )

@@ -39,7 +39,18 @@ def _surest(p: Tensor) -> Tensor:
 
 
 _WORK = "this library"
-register_rival(Rival("LLL-RGPR-score", _WORK, "rgpr", "images", trains=True, fit=_score, ours=True))
+register_rival(
+    Rival(
+        "LLL-RGPR-score",
+        _WORK,
+        "rgpr",
+        "images",
+        trains=True,
+        fit=_score,
+        source=_WORK,
+        ours=True,
+    )
+)
 register_rival(
     Rival(
         "LLL-RGPR-onset",
@@ -48,6 +59,7 @@ register_rival(
         "images",
         trains=True,
         fit=_confidence(f"{_BASE}-RGPR-onset"),
+        source=_WORK,
         ours=True,
     )
 )
@@ -59,5 +71,6 @@ register_rival(
         "images",
         trains=True,
         fit=_confidence(_BASE),
+        source=_WORK,
     )
 )

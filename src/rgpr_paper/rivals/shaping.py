@@ -10,7 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .base import Bench, Fitted, Rival, pytorch_ood, register_rival
+from rgpr.baselines._pytorch_ood import pytorch_ood
+
+from .base import Bench, Fitted, Rival, register_rival
 
 
 def _shaping(kind: str, setting: str, **options: Any) -> Callable[[Bench], Fitted]:
@@ -29,36 +31,31 @@ def _maps(features: Tensor) -> Tensor:
     return features[:, :, None, None]
 
 
-_ASH = "percentile 90, with which OpenOOD starts"
+_STARTS = "that with which OpenOOD starts"
 _DETECTORS = {
     "ReAct": (
         "Sun et al. 2021",
         True,
-        _shaping("ReAct", "percentile 90, as in the paper", percentile=0.9),
-    ),
-    "VRA": (
-        "Xu et al. 2023",
-        True,
-        _shaping(
-            "VRA",
-            "percentiles 10 and 90, with which OpenOOD starts",
-            lower_percentile=0.1,
-            upper_percentile=0.9,
-        ),
+        _shaping("ReAct", "percentile 90", percentile=0.9),
+        "the paper's",
     ),
     "SCALE": (
         "Xu et al. 2024",
         False,
-        _shaping("SCALE", "percentile 85, with which OpenOOD starts", percentile=0.85),
+        _shaping("SCALE", "percentile 85", percentile=0.85),
+        _STARTS,
     ),
     **{
         variant: (
             "Djurisic et al. 2023",
             False,
-            _shaping("ASH", _ASH, variant=variant.lower(), percentile=0.9),
+            _shaping("ASH", "percentile 90", variant=variant.lower(), percentile=0.9),
+            _STARTS,
         )
         for variant in ("ASH-S", "ASH-P", "ASH-B")
     },
 }
-for _name, (_paper, _trains, _fit) in _DETECTORS.items():
-    register_rival(Rival(_name, _paper, "pytorch-ood", "features", trains=_trains, fit=_fit))
+for _name, (_paper, _trains, _fit, _source) in _DETECTORS.items():
+    register_rival(
+        Rival(_name, _paper, "pytorch-ood", "features", trains=_trains, fit=_fit, source=_source)
+    )

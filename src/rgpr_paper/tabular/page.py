@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
@@ -15,8 +16,9 @@ from .detectors import OURS
 from .regression import SHIFTED
 from .rows import CLASSES, NUMBERS
 
-__all__ = ["KINDS", "TASKS", "Sets", "at_data", "auroc", "behind", "intervals", "overview"]
-__all__ += ["details", "false_alarms", "picture", "sets_of", "units_of"]
+__all__ = ["KINDS", "TASKS", "Gap", "Sets", "at_data", "auroc", "behind", "details"]
+__all__ += ["false_alarms", "gaps", "intervals", "overview", "overview_tables", "picture"]
+__all__ += ["sets_of", "units_of"]
 
 # The kinds of strange rows of each task, in the order of the tables.
 KINDS = {
@@ -112,8 +114,19 @@ def details(sets: Sets, task: str) -> Table:
     return Table([f"{task}: AUROC of each set", *detectors], rows)
 
 
-def behind(sets: Sets, task: str, margin: float = 1.0) -> list[Block]:
-    """A paragraph that names where another detector is better than the score, and by how much."""
+@dataclass(frozen=True)
+class Gap:
+    """Rows of a set on which another detector is better than the score, both AUROCs in %."""
+
+    name: str
+    kind: str
+    best: str
+    theirs: float
+    ours: float
+
+
+def gaps(sets: Sets, task: str, margin: float = 1.0) -> list[Gap]:
+    """Sets and kinds for which the best other detector is more than a margin better, in points."""
     found = []
     for name, units in sets.items():
         for kind in KINDS[task]:
@@ -127,7 +140,16 @@ def behind(sets: Sets, task: str, margin: float = 1.0) -> list[Block]:
             }
             best = max(others, key=others.__getitem__)
             if others[best] - ours > margin:
-                found.append(f"{name}, {kind}: {best} {others[best]:.1f} against {ours:.1f}")
+                found.append(Gap(name, kind, best, others[best], ours))
+    return found
+
+
+def behind(sets: Sets, task: str, margin: float = 1.0) -> list[Block]:
+    """A paragraph that names where another detector is better than the score, and by how much."""
+    found = [
+        f"{gap.name}, {gap.kind}: {gap.best} {gap.theirs:.1f} against {gap.ours:.1f}"
+        for gap in gaps(sets, task, margin)
+    ]
     if not found:
         return [Text(f"In no row is another detector more than {margin:g} point better.")]
     return [Text(f"The score is more than {margin:g} point behind in: {'; '.join(found)}.")]

@@ -3,13 +3,13 @@ r"""Virtual-logit matching: :math:`\alpha \|P^\perp (h - o)\| - \log \sum_c \exp
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import import_module
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from ..._network.guards import evaluating
+from .._pytorch_ood import pytorch_ood
 from .base import Detector, register_detector
 
 __all__ = ["ViM"]
@@ -29,7 +29,7 @@ class ViM(Detector):
             512, as in the paper, but at most half of the features.
 
     Raises:
-        ImportError: pytorch-ood is not installed.
+        ModuleNotFoundError: pytorch-ood is not installed.
     """
 
     def __init__(self, network: nn.Module, dim: int | None = None) -> None:
@@ -37,7 +37,7 @@ class ViM(Detector):
         if dim is not None and dim < 1:
             raise ValueError(f"dim = {dim}; the principal space needs a dimension of 1 or more")
         self.dim = dim
-        self._build = _pytorch_ood("ViM")
+        self._build = pytorch_ood("ViM")
         self._fitted: Any = None
 
     @torch.no_grad()
@@ -73,12 +73,3 @@ class ViM(Detector):
             raise RuntimeError("this ViM detector is not fitted; call fit(train_loader)")
         scores: Tensor = self._fitted.predict_features(features)
         return scores.double()
-
-
-def _pytorch_ood(name: str) -> Any:
-    try:
-        return getattr(import_module("pytorch_ood.detector"), name)
-    except ImportError as error:
-        raise ImportError(
-            f"{name} is computed by pytorch-ood: pip install '.[ood]' or pytorch-ood"
-        ) from error
