@@ -369,7 +369,7 @@ def test_bad_arguments(make, message) -> None:  # type: ignore[no-untyped-def]
 
 def test_vim_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pytorch_ood.detector", None)
-    with pytest.raises(ImportError, match=r"pip install 'rgpr\[ood\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[ood\]'"):
         ViM(mlp())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,9 +97,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of the test's own, as the current one, with links to the data and the network."""
+    """A folder of the test's own, as the current one, with copies of the data and the network."""
     for entry in place.iterdir():
-        os.symlink(entry, tmp_path / entry.name)
+        if entry.is_dir():
+            os.symlink(entry, tmp_path / entry.name)
+        else:
+            shutil.copy(entry, tmp_path)
     monkeypatch.chdir(tmp_path)
     before = list(sys.path)
     sys.modules.pop("command_nets", None)

@@ -297,7 +297,7 @@ def test_info_needs_no_network(
     assert "calibrated on 500\n" in out
     assert "base          map: A trained network as it is. All uncertainty" in out
     assert "residual      onset: inputs like the training data are answered as by the base" in out
-    assert "format        version 2 of the file's layout; 2 is the newest" in out
+    assert "format        version 3 of the file's layout; 3 is the newest" in out
     assert f"rgpr {rgpr.__version__}" in out
     assert "not one that RGPR.save wrote" in refused(capsys, "info", "weights.safetensors")
     assert "no file nothing" in refused(capsys, "info", "nothing")

@@ -259,7 +259,7 @@ def test_a_monitor_without_matplotlib_reads_nothing(fitted: Path, here: Path) ->
     command = [sys.executable, "-c", NO_MATPLOTLIB, *arguments]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 1
-    assert "install 'rgpr[all]'" in ended.stderr
+    assert "pip install '.[cli]'" in ended.stderr
     assert not list(here.glob("s.safetensors*"))
 
 
@@ -338,7 +338,7 @@ def test_another_file_under_the_same_name_does_not_go_on(
 ) -> None:
     data = Path("new.csv")
     text = data.read_text()
-    data.unlink()  # a link
+    data.unlink()
     data.write_text(text)
     assert main(predict("new.csv", "p.csv")) == 1
     assert "data was" in capsys.readouterr().err

@@ -449,7 +449,7 @@ def test_without_pytorch_ood_the_run_stops_before_any_work(
         monkeypatch.setitem(sys.modules, module, None)
     options = ["--small", "--seeds", "0", "--out", str(tmp_path)]
     assert main(["paper", "run", "openood", *options]) == 1
-    assert "pip install 'rgpr[ood]'" in capsys.readouterr().err
+    assert "pip install '.[ood]'" in capsys.readouterr().err
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
