@@ -186,7 +186,8 @@ def test_every_result_says_which_commit_made_it() -> None:
         for unit in read_units(RESULTS / experiment):
             assert re.fullmatch("[0-9a-f]{12}", unit.about["commit"] or ""), unit.name
             assert unit.about["versions"]["torch"], unit.name
-            assert unit.about["clean"] or (experiment in UNKNOWN and "clean" not in unit.about)
+            unknown = experiment in UNKNOWN and "clean" not in unit.about
+            assert unknown or unit.about["clean"] is True, unit.name
 
 
 def test_nothing_heavy_and_no_paths() -> None:
