@@ -305,6 +305,32 @@ def test_the_metadata_is_plain_json(tmp_path: Path) -> None:
     assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
+FORMATS = sorted((Path(__file__).parent / "formats").glob("*.safetensors"))
+
+
+def test_every_format_has_a_file() -> None:
+    """Whoever raises FORMAT puts a file that this version wrote beside the older ones."""
+    assert {int(path.stem.partition("-")[0]) for path in FORMATS} == set(range(1, FORMAT + 1))
+
+
+@pytest.mark.parametrize("path", FORMATS, ids=lambda path: path.stem)
+def test_files_of_every_format_give_what_their_version_gave(path: Path) -> None:
+    expected = json.loads(path.with_suffix(".json").read_text())
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    model = rgpr.load(path, network)
+    probes = torch.tensor(expected.pop("probes"))
+    answers: dict[str, Callable[[Tensor], Tensor]] = {
+        "probabilities": model,
+        "variance": model.variance,
+        "score": model.score,
+        "p_value": model.p_value,
+    }
+    for name, numbers in expected.items():
+        found = answers[name](probes).detach().double()
+        wanted = torch.tensor(numbers, dtype=torch.float64)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-7)
+
+
 # -- files of rgpr 0.1 ---------------------------------------------------------------------------
 
 
