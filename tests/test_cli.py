@@ -13,8 +13,6 @@ import pytest
 
 import rgpr
 from rgpr.cli import EXTRAS, main
-from rgpr.commands.bases import _show
-from rgpr_paper.posterior_table import CLASSIFIERS
 
 
 @pytest.fixture(scope="module")
@@ -111,26 +109,6 @@ def test_errors_name_an_extra_that_has_the_package(module: str) -> None:
 
 def test_the_extra_cli_runs_a_report_and_a_picture() -> None:
     assert {"jinja2", "matplotlib", "pillow", "pyarrow", "shtab"} <= packages("cli")
-
-
-@pytest.mark.slow
-def test_the_table_of_bases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every base goes to 1/C with the residual: at most 0.02 above it at alpha = 1e6."""
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- table -->\nold\n<!-- end of table -->\nafter\n")
-    assert main(["bases", "--quick", "--into", str(page)]) == 0
-    text = page.read_text()
-    assert text.startswith("before")
-    assert text.endswith("after\n")
-    assert "old" not in text
-    rows = [line.split("|")[1:-1] for line in text.splitlines() if "%" in line]
-    assert len(rows) == 2 * len(CLASSIFIERS)
-    for base, residual, *numbers in rows:
-        far = float(numbers[-1])
-        if "sigma2" in residual:
-            assert far <= 0.12, base
-    with pytest.raises(SystemExit, match="has no lines <!-- table -->"):
-        _show("x", Path(__file__).with_name("networks.py"))
 
 
 def test_importing_it_imports_nothing_heavy() -> None:

@@ -1,13 +1,12 @@
-"""The table of base posteriors: each on scikit-learn's digits, without and with the residual.
+"""The table of base posteriors: how each is made for scikit-learn's digits.
 
-``rgpr bases`` prints the table of the documentation. The conformance tests build the same bases, so
-an entry of ``CLASSIFIERS`` or ``REGRESSORS`` below gives a new posterior both.
+The experiment ``bases`` measures them, and the conformance tests build the same ones: an entry of
+``CLASSIFIERS`` or ``REGRESSORS`` below gives a new posterior both.
 """
 
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from rgpr._demo import Task, digits, train
-from rgpr._progress import bar
+from rgpr._demo import Task, train
 from rgpr.baselines.gp_residual import GPDSCS, RIO, BlightOtt
-from rgpr.metrics import accuracy, confidence, ece
-from rgpr.model import RGPR
 from rgpr.posteriors import (
     KFL,
     MAP,
@@ -38,26 +34,31 @@ from rgpr.posteriors import (
     fit_laplace,
 )
 
-__all__ = ["CLASSIFIERS", "REGRESSORS", "table"]
+__all__ = ["CLASSIFIERS", "REGRESSORS", "loader", "regression_data", "test_data"]
 
-ALPHAS = (1.0, 2000.0, 1e6)
-SIGMA2 = 0.1
 _VALIDATION = 150
 
 
-def _loader(task: Task) -> DataLoader[Any]:
+def loader(task: Task) -> DataLoader[Any]:
+    """The training data."""
     return DataLoader(task.train, batch_size=128)
 
 
+def test_data(task: Task) -> tuple[Tensor, Tensor]:
+    """The part of the test set that no base was validated on."""
+    x, y = task.test
+    return x[_VALIDATION:], y[_VALIDATION:]
+
+
 def _validation(task: Task) -> DataLoader[Any]:
-    """A part of the test set, which the table then leaves out."""
+    """The other part of the test set."""
     x, y = task.test
     held_out = TensorDataset(x[:_VALIDATION], y[:_VALIDATION])
     return DataLoader(held_out, batch_size=_VALIDATION)
 
 
 def _last_layer(network: nn.Module, task: Task, structure: str = "kron") -> Posterior:
-    la = fit_laplace(network, _loader(task), structure=structure, subset="last_layer")
+    la = fit_laplace(network, loader(task), structure=structure, subset="last_layer")
     return choose_prior_precision(la, _validation(task), grid_size=100, progress=False)
 
 
@@ -66,7 +67,7 @@ def _swag(network: nn.Module, task: Task) -> Posterior:
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
     collector = SWAGCollector(network)
     for _ in range(20):
-        for x, y in _loader(task):
+        for x, y in loader(task):
             optimizer.zero_grad()
             cross_entropy(network(x), y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -110,22 +111,22 @@ CLASSIFIERS: dict[str, Callable[[nn.Module, Task], Posterior]] = {
     "temperature below LLL": lambda network, task: Temperature(_last_layer(network, task)).fit(
         _validation(task), progress=False
     ),
-    "KFL": lambda network, task: KFL.fit(network, _loader(task), val_loader=_validation(task)),
+    "KFL": lambda network, task: KFL.fit(network, loader(task), val_loader=_validation(task)),
     "KFL, linearised": lambda network, task: as_posterior(
-        fit_laplace(network, _loader(task), prior_precision=100.0)
+        fit_laplace(network, loader(task), prior_precision=100.0)
     ),
     "diagonal Laplace": lambda network, task: DiagonalLaplace.fit(
-        network, _loader(task), val_loader=_validation(task)
+        network, loader(task), val_loader=_validation(task)
     ),
     "SWAG": _swag,
     "ensemble": _ensemble,
     "MC dropout": _dropout,
     "function of samples": _function,
     "SVDKL": lambda network, task: SVDKL.fit(
-        SVDKL.split(network), _loader(task), classes=task.classes, progress=False
+        SVDKL.split(network), loader(task), classes=task.classes, progress=False
     ),
-    "GP-DSCS": lambda network, task: GPDSCS.fit(network, _loader(task), progress=False),
-    "RIO": lambda network, task: RIO.fit(network, _loader(task), progress=False),
+    "GP-DSCS": lambda network, task: GPDSCS.fit(network, loader(task), progress=False),
+    "RIO": lambda network, task: RIO.fit(network, loader(task), progress=False),
 }
 
 
@@ -139,41 +140,3 @@ REGRESSORS: dict[str, Callable[[Task], Posterior]] = {
     "SVGP": lambda task: SVGP.fit(*regression_data(task), progress=False),
     "Blight-Ott": lambda task: BlightOtt.fit([regression_data(task)], progress=False),
 }
-
-
-def table(*, quick: bool = False, progress: bool = True) -> str:
-    """The comparison as Markdown, every number measured now.
-
-    Args:
-        quick: A tenth of the training, and sixty test images.
-        progress: Show how far it is.
-    """
-    task = digits(0)
-    torch.manual_seed(0)
-    network = train(task, epochs=10 if quick else 100)
-    x, y = (t[_VALIDATION : _VALIDATION + 60 if quick else None] for t in task.test)
-    head = "| base | residual | accuracy | ECE | alpha = 1 | alpha = 2000 | alpha = 1e6 |"
-    lines = [head, "|---|---|---|---|---|---|---|"]
-    for name, build in bar(CLASSIFIERS.items(), "bases", progress):
-        for label, model in _with_and_without(build(network, task), _loader(task)):
-            with torch.no_grad():
-                p, *far = (model(a * x) for a in ALPHAS)
-            shown = " | ".join(f"{confidence(q).mean().item():.3f}" for q in (p, *far))
-            lines.append(f"| {name} | {label} | {accuracy(p, y):.1%} | {ece(p, y):.1%} | {shown} |")
-    lines += ["", "| base | residual | error bar, alpha = 1 | alpha = 2000 | alpha = 1e6 |"]
-    lines.append("|---|---|---|---|---|")
-    for name, build_regressor in REGRESSORS.items():
-        loader = [regression_data(task)[0]]
-        for label, model in _with_and_without(build_regressor(task), loader):
-            with torch.no_grad():
-                bars = [model(a * x, diagonal_output=True)[1].sqrt().mean().item() for a in ALPHAS]
-            lines.append(f"| {name} | {label} | " + " | ".join(f"{v:.3g}" for v in bars) + " |")
-    return "\n".join(lines)
-
-
-def _with_and_without(base: Posterior, loader: Any) -> list[tuple[str, RGPR]]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        plain, extended = (RGPR(base, residual="paper").fit(loader) for _ in range(2))
-    plain.sigma2, extended.sigma2 = 0.0, SIGMA2
-    return [("-", plain), (f"sigma2 = {SIGMA2}", extended)]
