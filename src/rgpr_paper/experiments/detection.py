@@ -92,8 +92,8 @@ _NOTES = (
     "against recall has the data as what is to be found, and depends on the sizes of the sets: the "
     "paper's 59.8 of MAP on MNIST against noise is what 8000 images and 2000 of noise give where "
     "all noise scores higher. Detectors have no probabilities. The ensemble of a seed has the "
-    "networks of five seeds in a row, so ensembles share members, and their spread is narrower than "
-    "that of independent ones. Training on a GPU does not repeat itself bit by bit, so another run "
+    "networks of five seeds in a row, so ensembles share members, and their spread is narrower "
+    "than that of independent ones. Training on a GPU does not repeat itself bit by bit, so another run "
     "gives other networks."
 )
 _DEVIATION = (
