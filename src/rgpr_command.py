@@ -12,10 +12,12 @@ __all__ = ["main"]
 
 def main() -> int:
     """Import the library and run the command; returns the exit status."""
+    done = "before anything was done"
     try:
         from rgpr.cli import main as run
 
+        done = "once more; what was finished is kept"
         return run()
     except KeyboardInterrupt:
-        print("\ninterrupted before anything was done", file=sys.stderr)
+        print(f"\ninterrupted {done}", file=sys.stderr)
         return 130

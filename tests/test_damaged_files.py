@@ -157,6 +157,30 @@ def test_permissions_stay(tmp_path: Path) -> None:
         path.chmod(0o600)
 
 
+def test_a_file_that_is_read_only_is_replaced(tmp_path: Path) -> None:
+    """By a user who is not root, whom no permission stops."""
+    path = tmp_path / "a"
+    path.write_text("old")
+    path.chmod(0o444)
+    tmp_path.chmod(0o777)
+    program = f"""
+import os
+if os.getuid() == 0:
+    os.setuid(65534)
+from rgpr._atomic import replacing
+with replacing({str(path)!r}) as temporary:
+    temporary.write_text("new")
+"""
+    source = Path(rgpr.__file__).parent / "_atomic.py"
+    alone = tmp_path / "program.py"
+    alone.write_text(source.read_text() + program.replace("from rgpr._atomic import replacing", ""))
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    subprocess.run([sys.executable, "-I", str(alone)], check=True)
+    assert path.read_text() == "new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o444
+
+
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     target, link = tmp_path / "folder" / "m.safetensors", tmp_path / "link.safetensors"

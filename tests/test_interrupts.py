@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -76,8 +77,7 @@ def hooks_of(network: nn.Module) -> int:
     return sum(len(getattr(module, kind)) for module in network.modules() for kind in kinds)
 
 
-@pytest.fixture
-def network() -> nn.Module:
+def trained() -> nn.Module:
     """With a part that the user froze, and a hook of the user's own."""
     network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     network.train()
@@ -92,6 +92,7 @@ def untouched(network: nn.Module) -> Callable[[], None]:
     def check() -> None:
         assert ([module.training for module in network.modules()], hooks_of(network)) == before
         assert not guards._users
+        assert guards._holder is None
         assert not guards._changing
         free = []
         thread = threading.Thread(target=lambda: free.append(guards._lock.acquire(timeout=5)))
@@ -103,24 +104,22 @@ def untouched(network: nn.Module) -> Callable[[], None]:
     return check
 
 
-def test_a_guard_takes_everything_back_from_every_step(network: nn.Module) -> None:
-    x = torch.randn(5, 4)
+def guards_everywhere() -> None:
+    network, x = trained(), torch.randn(5, 4)
     layers = rgpr.RGPR(network).fit([x], progress=False)._layers
 
     def run() -> None:
         reading = capture(network, layers, [torch.clone] * len(layers), x)
-        with torch.no_grad(), evaluating(network) as modes, modes, reading, reading:
+        with evaluating(network) as modes, modes, reading, reading:
             network(x)
 
-    steps = interrupted_everywhere(
-        run, ("_network/guards.py", "_network/running.py", "test_interrupts.py"), untouched(network)
-    )
-    assert steps > 300
+    parts = ("_network/guards.py", "_network/running.py", "test_interrupts.py")
+    assert interrupted_everywhere(run, parts, untouched(network)) > 300
 
 
-def test_a_prediction_is_interrupted_anywhere(network: nn.Module) -> None:
+def predictions_everywhere() -> None:
     """Every seventh step of the library's and of torch's own code for modules and hooks."""
-    x = torch.randn(5, 4)
+    network, x = trained(), torch.randn(5, 4)
     model = rgpr.RGPR(network).fit([x], progress=False)
     expected = model(x)
 
@@ -128,24 +127,30 @@ def test_a_prediction_is_interrupted_anywhere(network: nn.Module) -> None:
         model(x)
 
     parts = (os.path.join("src", "rgpr", ""), "nn/modules/module.py", "utils/hooks.py")
-    steps = interrupted_everywhere(run, parts, untouched(network), step=7)
-    assert steps > 1000
+    assert interrupted_everywhere(run, parts, untouched(network), step=7) > 1000
     assert torch.equal(model(x), expected)
 
 
-def test_fitting_is_interrupted_anywhere(network: nn.Module) -> None:
-    x = torch.randn(40, 4)
+def fits_everywhere() -> None:
+    network, x = trained(), torch.randn(40, 4)
 
     def run() -> None:
         rgpr.RGPR(network).fit([x], progress=False)
 
-    parts = (
-        "_network/guards.py",
-        "_network/running.py",
-        "extension/fitting.py",
-        "extension/scales.py",
-    )
+    parts = ("_network/guards.py", "_network/running.py", "rgpr/extension/")
     assert interrupted_everywhere(run, parts, untouched(network), step=13) > 1000
+
+
+EVERYWHERE = {
+    each.__name__: each for each in (guards_everywhere, predictions_everywhere, fits_everywhere)
+}
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_the_network_is_left_as_it_was_from_every_step(name: str) -> None:
+    """In a process of its own: torch's modes, of gradients say, do not survive such interrupts."""
+    done = subprocess.run([sys.executable, __file__, name], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_guard_that_is_entered_once_is_an_error() -> None:
@@ -155,9 +160,9 @@ def test_a_guard_that_is_entered_once_is_an_error() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_fork_while_another_thread_predicts(network: nn.Module) -> None:
+def test_a_fork_while_another_thread_predicts() -> None:
     """The child has the network's own modes, none of the other thread's hooks, and a free lock."""
-    x = torch.randn(5, 4)
+    network, x = trained(), torch.randn(5, 4)
     model = rgpr.RGPR(network).fit([x], progress=False)
     check = untouched(network)
     inside, leave = threading.Event(), threading.Event()
@@ -186,3 +191,32 @@ def test_a_fork_while_another_thread_predicts(network: nn.Module) -> None:
     handle.remove()
     assert os.waitpid(child, 0)[1] == 0
     check()
+
+
+def test_a_thread_that_finds_evaluation_mode_keeps_it() -> None:
+    """Another thread switched the modes just before, and leaves first."""
+    network = mlp().train()
+    first, second = evaluating(network), evaluating(network)
+    with second, first, first, second:
+        assert not network.training
+        first.__exit__(None)
+        assert not any(module.training for module in network.modules())
+    assert network.training
+
+
+def test_a_step_within_a_step_leaves_the_lock_with_the_outer_one() -> None:
+    """As where a signal handler predicts."""
+    taken = []
+
+    def outer() -> None:
+        guards._locked(lambda: None)
+        thread = threading.Thread(target=lambda: taken.append(guards._lock.acquire(timeout=0.1)))
+        thread.start()
+        thread.join()
+
+    guards._locked(outer)
+    assert taken == [False]
+
+
+if __name__ == "__main__":
+    EVERYWHERE[sys.argv[1]]()

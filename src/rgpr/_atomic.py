@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
 
-__all__ = ["replacing"]
+__all__ = ["put_in_place", "replacing"]
 
 # Names of temporary files: the machine, the process that writes, and a number of its own.
 _HOST = sha256(platform.node().encode()).hexdigest()[:8]
@@ -37,28 +37,37 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     _remove_abandoned(path)
     temporary = path.with_name(f".{_HOST}-{os.getpid()}-{uuid4().hex[:8]}.{path.name}")
     try:
-        mode = _touched(temporary, path)
+        temporary.touch()
+        new = stat.S_IMODE(temporary.stat().st_mode)
+        with suppress(FileNotFoundError):  # nobody is to read what could not be read before
+            temporary.chmod(stat.S_IMODE(path.stat().st_mode) | stat.S_IWUSR)
         yield temporary
-        temporary.chmod(mode)  # a writer may have made it anew
-        _flush(temporary)
-        os.replace(temporary, path)
-        with suppress(OSError):  # not every file system can
-            _flush(path.parent)
+        put_in_place(temporary, path, new)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _touched(temporary: Path, path: Path) -> int:
-    """Make the file, empty; returns the permissions that it is to have."""
-    temporary.touch()
+def put_in_place(written: Path, path: Path, mode: int | None = None) -> None:
+    """Give a whole file, once it is on the disk, the name and the permissions of another.
+
+    Args:
+        written: The file, in the folder of ``path``.
+        path: The name, which is no link.
+        mode: The permissions where there is no file of that name; those that it has by default.
+    """
     with suppress(FileNotFoundError):
-        temporary.chmod(stat.S_IMODE(path.stat().st_mode))
-    return stat.S_IMODE(temporary.stat().st_mode)
+        mode = stat.S_IMODE(path.stat().st_mode)
+    _flush(written, os.O_RDWR)
+    if mode is not None:
+        written.chmod(mode)  # a writer may have made it anew
+    os.replace(written, path)
+    with suppress(OSError):  # not every system can
+        _flush(path.parent, os.O_RDONLY)
 
 
-def _flush(path: Path) -> None:
+def _flush(path: Path, how: int) -> None:
     """Wait until a file, or a folder's list of names, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, how)
     try:
         os.fsync(descriptor)
     finally:

@@ -21,15 +21,15 @@ from .units import Unit
 __all__ = ["page", "summary"]
 
 _INTRODUCTION = (
-    "Every detector on the same networks, with the fixed settings that stand below the tables; no "
-    "outlier is used to fit or to choose anything. Means over the sets of near and of far "
+    "Every detector on the same networks, with the fixed settings that stand below the tables; no"
+    " outlier is used to fit or to choose anything. Means over the sets of near and of far "
     "outliers, in %; ± is the standard deviation between seeds. FPR95 is the share of outliers "
-    "that pass where 95 % of the data do; FPR95 as OpenOOD counts it is the share of data refused "
-    "where 95 % of the outliers are. Two of OpenOOD's far sets, Textures and Places365, are not "
+    "that pass where 95 % of the data do; FPR95 as OpenOOD counts it is the share of data refused"
+    " where 95 % of the outliers are. Two of OpenOOD's far sets, Textures and Places365, are not "
     "among these, so means over far sets are not those of its leaderboard. Detectors are sorted "
-    "by the sum of near and far AUROC; an arrow marks this library's. Fit is in seconds, with the pass over the training images where a "
-    "detector reads them. The last column has the microseconds that an image takes beyond the "
-    "network's own pass, in batches of 1000."
+    "by the sum of near and far AUROC; an arrow marks this library's. Fit is in seconds, with the"
+    " pass over the training images where a detector reads them. The last column has the "
+    "microseconds that an image takes beyond the network's own pass, in batches of 1000."
 )
 
 

@@ -87,8 +87,8 @@ class evaluating(Guard):  # noqa: N801, which reads as what it does
             if any(module.training for module in modules):
                 raise RuntimeError("call .eval() on the model before compiling or exporting it")
             return
-        if _users or any(module.training for module in modules):
-            _locked(lambda: self._switch(modules))
+        # Also where all are in evaluation mode: another thread may have switched them just now.
+        _locked(lambda: self._switch(modules))
 
     def _switch(self, modules: Sequence[nn.Module]) -> None:
         for module in modules:
@@ -127,13 +127,20 @@ def every_module(network: nn.Module) -> list[nn.Module]:
 # Modules that guards switched to evaluation mode, and the guards that rely on it just now.
 _users: WeakKeyDictionary[nn.Module, set[Guard]] = WeakKeyDictionary()
 _lock = threading.RLock()
+# The thread that does a step. A signal handler that predicts may come in between.
+_holder: int | None = None
 
 
 def _locked(step: Callable[[], None]) -> None:
     """Do a step while no other thread does one; an interrupt at any point leaves the lock free."""
+    global _holder
+    if _holder == threading.get_ident():
+        step()
+        return
     try:
         try:
             _lock.acquire()
+            _holder = threading.get_ident()
             step()
         finally:
             _release()
@@ -142,7 +149,10 @@ def _locked(step: Callable[[], None]) -> None:
 
 
 def _release() -> None:
+    global _holder
     try:
+        if _holder == threading.get_ident():
+            _holder = None
         _lock.release()
     except RuntimeError:  # it was released already
         return
@@ -150,11 +160,12 @@ def _release() -> None:
 
 def _forked() -> None:
     """In a process that was forked: other threads are gone, and their changes are taken back."""
-    global _lock
-    _lock = threading.RLock()
+    global _lock, _holder
+    _lock, _holder = threading.RLock(), None
     for guard in [guard for guard in _changing if guard.thread != threading.get_ident()]:
         guard.restore()
         _changing.discard(guard)
 
 
-os.register_at_fork(after_in_child=_forked)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forked)

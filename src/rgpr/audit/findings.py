@@ -30,7 +30,7 @@ class Threshold:
 
     Attributes:
         alpha: The level.
-        score: Inputs with at least this score are held back.
+        score: Inputs with a score above this are held back.
         shares: By set, the share of inputs that is.
     """
 

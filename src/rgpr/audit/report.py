@@ -122,7 +122,7 @@ def audit(
         levels = findings.thresholds(subject, measured)
         shown = {
             name: _shown(model, model._data(data), x, looks)
-            for name, data in {"test data": test, **outliers}.items()
+            for name, data in {"test": test, **outliers}.items()
         }
         pictures = {chart.key: chart for chart in curves.charts(evaluation, subject, model, few)}
         timings = findings.timings(model, few)

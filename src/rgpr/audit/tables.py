@@ -65,7 +65,7 @@ def detection(methods: Mapping[str, Mapping[str, float]]) -> Table:
 
 def levels(thresholds: Sequence[Threshold]) -> Table:
     """A row for each set, and a column for each level."""
-    rows = [("score at least", [Cell(f"{row.score:.3f}") for row in thresholds])]
+    rows = [("score above", [Cell(f"{row.score:.3f}") for row in thresholds])]
     for name in thresholds[0].shares:
         rows.append((name, [Cell(f"{100 * row.shares[name]:.1f} %") for row in thresholds]))
     return Table(["level", *(f"{100 * row.alpha:g} %" for row in thresholds)], rows)

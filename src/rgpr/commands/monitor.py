@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,6 +89,7 @@ def _run(options: argparse.Namespace) -> Answer:
         file_in_a_folder(options.log, added_to=True)
     if options.plot is not None:
         check_form(options.plot)
+    options.state = Path(os.path.realpath(options.state))  # two links to one state are one state
     lock = options.state.with_name(f"{options.state.name}.lock")
     with alone(lock, options.state, "--state"):
         return _run_alone(options)

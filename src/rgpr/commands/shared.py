@@ -94,13 +94,17 @@ _OPTIONS = (
 
 def _in_words(error: Exception, options: argparse.Namespace) -> str:
     """What went wrong, in which of the files, and by which option it can be mended."""
+    import torch
+
     from .._files.inputs.data import Data
 
     text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
     for advice, option in _OPTIONS:
         text = advice.sub(option, text)
     data, Data.begun = Data.begun, None
-    if data is None or str(data.path) in text:
+    # A file that cannot be read or written names itself, and a full memory is about no file.
+    elsewhere = isinstance(error, OSError | MemoryError | torch.OutOfMemoryError)
+    if data is None or elsewhere or str(data.path) in text:
         return text
     if "x.float() / 255" in text:
         text += ": --divide 255, or in general --preprocess module:function"

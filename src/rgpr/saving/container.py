@@ -1,7 +1,8 @@
 """Files: safetensors with our format's version and a checksum in the metadata.
 
-There is no pickle and no half-written file, and a file of which a single bit has changed is
-refused. The checksum is the SHA-256 of the whole file, with zeros where the checksum itself stands.
+There is no pickle and no half-written file. A file of which a single bit has changed is refused,
+unless its format is 1 or 2, which have no checksum. The checksum is the SHA-256 of the whole file,
+with zeros where the checksum itself stands.
 """
 
 from __future__ import annotations

@@ -88,13 +88,13 @@ _TABLES = {
 _NOTES = (
     "All in % but the NLL. FPR95 and MMC, the mean confidence, are the better the lower (MMC of "
     "the test data should equal the accuracy), AUROC and AUPRC the better the higher. The score "
-    "is the largest probability, or the detector's own. ECE has 15 bins. The area under precision "
-    "against recall has the data as what is to be found, and depends on the sizes of the sets: the "
-    "paper's 59.8 of MAP on MNIST against noise is what 8000 images and 2000 of noise give where "
-    "all noise scores higher. Detectors have no probabilities. The ensemble of a seed has the "
-    "networks of five seeds in a row, so ensembles share members, and their spread is narrower "
-    "than that of independent ones. Training on a GPU does not repeat itself bit by bit, so another run "
-    "gives other networks."
+    "is the largest probability, or the detector's own. ECE has 15 bins. The area under precision"
+    " against recall has the data as what is to be found, and depends on the sizes of the sets: "
+    "the paper's 59.8 of MAP on MNIST against noise is what 8000 images and 2000 of noise give "
+    "where all noise scores higher. Detectors have no probabilities. The ensemble of a seed has "
+    "the networks of five seeds in a row, so ensembles share members, and their spread is "
+    "narrower than that of independent ones. Training on a GPU does not repeat itself bit by bit,"
+    " so another run gives other networks."
 )
 _DEVIATION = (
     "Where our numbers are not the paper's: with the recipe `fast` networks are trained in a third "

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..._atomic import put_in_place
 from ..._resuming import check_same
 from ...model import RGPR
 from . import files
@@ -101,4 +101,4 @@ class Unfinished:
     def finish(self, monitor: Monitor) -> None:
         """Put the part, with all of the run, in the place of the state."""
         self.write(monitor)
-        os.replace(self._path, self._state)
+        put_in_place(self._path, self._state)
