@@ -67,6 +67,7 @@ def save(path: str | os.PathLike[str], parts: Parts, run: Mapping[str, Any] | No
     arrays: dict[str, NDArray[Any]] = {
         "trace": parts.trace.points,
         "performance": parts.performance.sums,
+        "labelled": parts.performance.runs,
     }
     arrays |= {f"martingale.{name}": array for name, array in parts.martingale.state.items()}
     for number, each in enumerate(parts.bins):
@@ -138,5 +139,6 @@ def load(path: str | os.PathLike[str], model: str) -> Parts:
         bins,
         Martingale.of_state(states),
         Trace(arrays["trace"], about["stride"]),
-        Performance(about["window"], arrays["performance"]),
+        # Files of earlier versions do not say which inputs have labels.
+        Performance(about["window"], arrays["performance"], arrays.get("labelled")),
     )

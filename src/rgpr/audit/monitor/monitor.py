@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 import os
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from torch import Tensor
 from ..._network.batches import Batch
 from ...model import RGPR
 from . import files, outlets
+from .checks import check_predictions, check_settings, input_numbers, seconds
 from .martingale import Martingale
 from .merging import Merged, merged
 from .outlets import LayerDrift, Status
@@ -53,8 +55,9 @@ class Monitor:
     "Like" means exchangeable. As long as they are, the chance that an alarm is ever raised is at
     most ``alpha``, however long the stream and however often one looks.
 
-    Memory does not grow with the stream: scores are kept as counts in bins. The same inputs in the
-    same order give the same numbers, however they are cut into batches.
+    Memory does not grow with the stream: scores are kept as counts in bins. Of inputs with labels
+    it remembers which they are, as the first and last number of each run without a gap. The same
+    inputs in the same order give the same numbers, however they are cut into batches.
 
     Args:
         model: Fitted and calibrated. Its score must stay as it is: do not fit it again.
@@ -67,7 +70,7 @@ class Monitor:
 
     Raises:
         RuntimeError: The model was not calibrated.
-        TypeError: It is no :class:`rgpr.RGPR`.
+        TypeError: It is no :class:`rgpr.RGPR`, or a setting is no number.
         ValueError: ``alpha``, ``bins`` or ``window`` is out of range.
 
     Example:
@@ -101,14 +104,7 @@ class Monitor:
                 f"Monitor takes a fitted and calibrated rgpr.RGPR, not a {type(model).__name__}; "
                 "wrap the network: rgpr.RGPR(network).fit(train), then model.calibrate(val)"
             )
-        if not 0 < alpha < 1:
-            raise ValueError(
-                f"alpha = {alpha} must lie between 0 and 1: the chance of a false alarm, ever"
-            )
-        if bins < 8:
-            raise ValueError(f"bins = {bins} is too few to rank scores; use at least 8")
-        if window < 1:
-            raise ValueError(f"window = {window} must be at least 1: a number of inputs")
+        check_settings(alpha, bins, window)
         references = model._reference_scores()
         self.model, self.alpha = model, float(alpha)
         self.nans = 0
@@ -123,17 +119,18 @@ class Monitor:
         limits[0] = math.log(1 / alpha)
         self._martingale = Martingale(limits)
         self._trace = Trace.empty(len(columns))
-        self._performance = Performance(window)
+        self._performance = Performance(int(window))
 
     # -- reading ---------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def update(self, x: Batch, *, at: float | None = None) -> Status:
+    def update(self, x: Batch, *, at: float | datetime | None = None) -> Status:
         """Read a batch of inputs, in the order they came.
 
         Args:
             x: What ``model.score`` takes.
-            at: When they came, such as ``time.time()``, for :attr:`since_time`.
+            at: When they came, such as ``time.time()``, for :attr:`since_time`. A ``datetime``
+                stands for its ``timestamp()``.
         """
         return self.update_scores(*self._scores(x), at=at)
 
@@ -146,7 +143,7 @@ class Monitor:
         return explained.score, explained.strangeness
 
     def update_scores(
-        self, scores: Any, strangeness: Any = None, *, at: float | None = None
+        self, scores: Any, strangeness: Any = None, *, at: float | datetime | None = None
     ) -> Status:
         """Read scores that were computed elsewhere, in the order the inputs came.
 
@@ -157,9 +154,10 @@ class Monitor:
             at: When they came.
 
         Raises:
-            ValueError: A shape does not fit.
+            TypeError: ``at`` is no time.
+            ValueError: A shape does not fit. The monitor is as it was then.
         """
-        rows = _numbers(scores)
+        time, rows = seconds(at), _numbers(scores)
         if rows.ndim != 1:
             raise ValueError(f"scores have shape {rows.shape}; expected (B,), one for each input")
         rows = rows[:, None]
@@ -183,7 +181,7 @@ class Monitor:
         path = np.tile(self._martingale.log, (len(rows), 1))
         first = self.count + 1
         path[:, watched] = self._martingale.update(p, watched)
-        self._trace.add(first, path, at)
+        self._trace.add(first, path, time)
         return self._report(new=self.alarm and not before)
 
     # -- what was found --------------------------------------------------------------------------
@@ -262,6 +260,8 @@ class Monitor:
     def label(self, y: Any, numbers: Any, *, x: Any = None, predicted: Any = None) -> None:
         """Take in labels of inputs that were read before, whenever and in whatever order they come.
 
+        An input has one label: a second one is refused, and nothing of its batch is taken in.
+
         Args:
             y: Labels or targets, ``(B,)`` or ``(B, C)``.
             numbers: Which inputs they belong to, ``(B,)``, counted from 1 in the order they were
@@ -271,27 +271,21 @@ class Monitor:
 
         Raises:
             TypeError: Not exactly one of ``x`` and ``predicted`` is given.
-            ValueError: Numbers of inputs that were not read, or labels that do not fit.
+            ValueError: Numbers of inputs that were not read or have labels already, predictions
+                that are not what the model returns, or labels that do not fit.
         """
         if (x is None) == (predicted is None):
             raise TypeError("label takes the inputs as x= or their predictions as predicted=")
         if predicted is None:
             answer = self.model(x)
             predicted = answer[0] if isinstance(answer, tuple) else answer
-        predicted = torch.as_tensor(predicted)
-        which = np.asarray(torch.as_tensor(numbers).cpu()).astype(np.int64)
-        if which.shape != (len(predicted),):
-            raise ValueError(
-                f"numbers have shape {which.shape} for {len(predicted)} predictions; give the "
-                "number of each input"
-            )
-        if len(which) and not 1 <= which.min() <= which.max() <= self.count:
-            wrong = which[(which < 1) | (which > self.count)][0]
-            raise ValueError(
-                f"there is no input number {wrong}: {self.count} inputs were read, and the first "
-                "has number 1"
-            )
-        right, loss = judged(predicted, torch.as_tensor(y), self.model._likelihood)
+        predicted, y = torch.as_tensor(predicted), torch.as_tensor(y)
+        check_predictions(predicted, self.model, made=x is not None)
+        which = input_numbers(numbers, len(predicted), self.count)
+        self._performance.check_new(which)
+        if len(which) == y.numel() == 0:
+            return  # a batch without labels
+        right, loss = judged(predicted, y, self.model._likelihood)
         self._performance.add(which, right, loss)
 
     @property

@@ -5,7 +5,8 @@ are sums: how many inputs have labels by now, how many of these were predicted r
 loss. Of classes and labels this is the negative log-likelihood, :math:`-\log p_y` (of several
 labels the sum over them); of numbers it is the squared error, averaged over outputs. There are
 never more than a fixed number of windows: when the stream outgrows them, windows double and
-neighbours are added.
+neighbours are added. Which inputs have labels is kept as runs of numbers, so that none counts
+twice.
 """
 
 from __future__ import annotations
@@ -53,11 +54,28 @@ class Performance:
     Args:
         window: How many inputs a window has.
         sums: Labelled inputs, right ones and loss of each window, ``(W, 3)``.
+        runs: First and last number of each run of inputs with labels, in ascending order,
+            ``(R, 2)``.
     """
 
-    def __init__(self, window: int, sums: Array | None = None) -> None:
+    def __init__(
+        self, window: int, sums: Array | None = None, runs: NDArray[np.int64] | None = None
+    ) -> None:
         self.window = window
         self.sums = np.zeros((0, 3)) if sums is None else sums
+        self.runs = np.zeros((0, 2), np.int64) if runs is None else runs
+
+    def check_new(self, numbers: NDArray[np.int64]) -> None:
+        """Refuse inputs that have labels already."""
+        run = np.searchsorted(self.runs[:, 0], numbers, side="right") - 1
+        known = numbers[run >= 0]
+        known = known[known <= self.runs[run[run >= 0], 1]]
+        if len(known):
+            raise ValueError(
+                f"input {known[0]} has a label already, and so have {len(known)} of these "
+                f"{len(numbers)} inputs; an input counts once, so give new ones alone. None of "
+                "these was taken in"
+            )
 
     def add(self, numbers: NDArray[np.int64], right: Array, loss: Array) -> None:
         """Take in labelled inputs by their numbers, ``(B,)`` each."""
@@ -72,6 +90,11 @@ class Performance:
         self.sums = np.concatenate([self.sums, np.zeros((max(0, missing), 3))])
         rows = np.stack([np.ones(len(numbers)), right, loss], 1)
         np.add.at(self.sums, (numbers - 1) // self.window, rows)
+        runs = np.concatenate([self.runs, np.stack([numbers, numbers], 1)])
+        runs = runs[runs[:, 0].argsort()]
+        apart = runs[1:, 0] > runs[:-1, 1] + 1
+        firsts, lasts = np.append(True, apart), np.append(apart, True)
+        self.runs = np.stack([runs[firsts, 0], runs[lasts, 1]], 1)
 
     def windows(self, accuracies: bool) -> list[Window]:
         """Windows with labels, in their order; with accuracies or without."""
