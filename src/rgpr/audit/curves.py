@@ -77,7 +77,7 @@ def _risk(evaluation: Evaluation) -> Chart:
         "share of errors among them",
         "Lower is better; the right end is all inputs."
         if wrong
-        else f"There are no errors among the {evaluation.counts['test']} test inputs, so there is "
+        else f"There are no errors among the {evaluation.answered} test inputs, so there is "
         "nothing to draw.",
     )
     return line_chart("risk", words, curves if wrong else {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from .._axes import row
 from .._text import aligned
 from ..model import RGPR
 from . import plots
-from .passes import OURS, Answers, Subject, read
+from .passes import OURS, OWN, Answers, Subject, read
 
 __all__ = [
     "DETECTION",
@@ -60,6 +60,9 @@ class Evaluation:
         risk: By method, the share of errors among the most confident answers, at even coverages.
         counts: How many inputs each set has.
         seconds: How long the pass over each set took.
+        nans: For how many inputs of each set the network or the model gives a NaN, as it does for
+            inputs that hold one. They count as the strangest in ``detection`` and as flagged, and
+            are left out of ``answers``, ``reliability`` and ``risk``.
     """
 
     answers: dict[str, dict[str, float]]
@@ -70,6 +73,7 @@ class Evaluation:
     risk: dict[str, list[float]]
     counts: dict[str, int]
     seconds: dict[str, float]
+    nans: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """All of it as JSON."""
@@ -110,6 +114,11 @@ class Evaluation:
         return axes
 
     @property
+    def answered(self) -> int:
+        """How many of the test inputs ``answers`` is about: all but those with a NaN."""
+        return self.counts["test"] - self.nans.get("test", 0)
+
+    @property
     def like_held_out(self) -> bool | None:
         """Whether the test data look like those of the calibration; ``None`` without one."""
         return self.alarms["gap"] <= self.alarms["gap by chance"] if self.alarms else None
@@ -133,7 +142,9 @@ class Evaluation:
 
     def _answers_text(self) -> str:
         names = list(dict.fromkeys(name for values in self.answers.values() for name in values))
-        head = [f"test data ({self.counts['test']})", *names]
+        nans = self.nans.get("test", 0)
+        left = f", and {nans} with NaN left out" if nans else ""
+        head = [f"test data ({self.answered}{left})", *names]
         rows = [
             [method, *(f"{values[name]:.4g}" if name in values else "" for name in names)]
             for method, values in self.answers.items()
@@ -151,7 +162,8 @@ class Evaluation:
 
     def _detection_text(self, name: str) -> str:
         flagged = f", {100 * self.flagged[name]:.1f} % flagged" if name in self.flagged else ""
-        head = [f"{name} ({self.counts[name]}{flagged})", *DETECTION]
+        nans = f", {self.nans[name]} with NaN" if self.nans.get(name) else ""
+        head = [f"{name} ({self.counts[name]}{nans}{flagged})", *DETECTION]
         rows = [
             [method, *(f"{100 * values[metric]:.1f}" for metric in DETECTION)]
             for method, values in self.detection[name].items()
@@ -170,6 +182,10 @@ def evaluate(
 ) -> Evaluation:
     """Measure calibration and detection, from one pass of the network over each set.
 
+    An input that holds a NaN counts as the strangest, as :meth:`RGPR.flag` treats it. It has no
+    answer, so it is left out of what is said about answers; ``nans`` of the result counts such
+    inputs.
+
     Args:
         model: A fitted model; p-values and sets need one that was calibrated.
         test: Held-out data with targets, in any form that :meth:`RGPR.fit` takes, and in no part
@@ -185,7 +201,8 @@ def evaluate(
     Raises:
         RuntimeError: The model was not fitted.
         TypeError: ``outliers`` or ``detectors`` are not given by name.
-        ValueError: Targets that do not fit, or a name that stands for something else here.
+        ValueError: Targets that do not fit, a set without inputs, a name that stands for something
+            else here, or a detector that gives no score for an input.
 
     Example:
         >>> from torch import nn
@@ -202,7 +219,22 @@ def evaluate(
 
 
 def subject_of(model: RGPR, detectors: Mapping[str, Any] | None = None) -> Subject:
-    """A fitted model as :mod:`rgpr.audit.passes` takes it."""
+    """A fitted model as :mod:`rgpr.audit.passes` takes it.
+
+    Raises:
+        TypeError: The detectors are not given by name.
+        ValueError: A name is taken.
+    """
+    if detectors is not None and not isinstance(detectors, Mapping):
+        raise TypeError(
+            f"detectors is a {type(detectors).__name__}; expected detectors by name, "
+            "{'energy': detector}"
+        )
+    taken = [name for name in detectors or {} if name in OWN]
+    if taken:
+        raise ValueError(
+            f"detectors are named {taken}, and the model's own rows have these names; choose others"
+        )
     bound = None if model._label_scores is None else model._bound(0.9)
     given, references = model._as_given(), model._references
     keys = {"training": model._fit_keys, "validation": model._val_keys}
@@ -234,9 +266,9 @@ def measure(
     """
     found = {}
     for name, data in sets.items():
-        found[name] = read(subject, model._data(data), f"rgpr evaluate, {name}", progress)
+        found[name] = read(subject, model._data(data), name, progress)
         if found[name].count == 0:
-            raise ValueError(f"the {name} data hold no input")
+            raise ValueError(f"the {name} data hold no input; give at least one, or leave them out")
     return found
 
 
@@ -259,6 +291,7 @@ def summary(subject: Subject, sets: Mapping[str, Answers], alpha: float) -> Eval
         risk={method: _curve(data, method) for method in data.confidence},
         counts={name: each.count for name, each in sets.items()},
         seconds={name: each.seconds for name, each in sets.items()},
+        nans={name: each.nans for name, each in sets.items()},
     )
 
 

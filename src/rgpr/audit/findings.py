@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..model import RGPR
 from .evaluate import share
 from .passes import Answers, Subject
 
-__all__ = ["Threshold", "made_outliers", "missing_levels", "thresholds", "timings"]
+__all__ = ["Threshold", "first_finite", "made_outliers", "missing_levels", "thresholds", "timings"]
 
 _LEVELS = (0.01, 0.05, 0.1, 0.2)
 _MADE = 1000
@@ -37,6 +37,24 @@ class Threshold:
     alpha: float
     score: float
     shares: dict[str, float]
+
+
+def first_finite(batches: Iterable[Any]) -> Any:
+    """The first batch, less its rows with a NaN or an infinity; several tensors stay as they are.
+
+    Raises:
+        ValueError: There is no other row.
+    """
+    for x in batches:
+        if not isinstance(x, Tensor):
+            return x
+        rows = x[x.reshape(len(x), x[:1].numel()).isfinite().all(1)]
+        if len(rows):
+            return rows
+    raise ValueError(
+        "the test data hold no input whose entries are all finite, and a report is about some; "
+        "give others"
+    )
 
 
 def made_outliers(x: Tensor) -> dict[str, tuple[str, Tensor]]:

@@ -34,6 +34,7 @@ __all__ = [
     "BASE",
     "NETWORK",
     "OURS",
+    "OWN",
     "Answers",
     "Run",
     "Subject",
@@ -47,6 +48,10 @@ __all__ = [
 # ...) and the model's.
 NETWORK, BASE, OURS = "network", "base", "RGPR"
 _P_VALUE = "p-value"
+_CONFIDENCES = {method: f"{method}, confidence" for method in (NETWORK, BASE, OURS)}
+_VARIANCE, _SCORE = f"{OURS}, variance", f"{OURS}, score"
+# Names that no other detector may have.
+OWN = (*_CONFIDENCES.values(), _VARIANCE, _SCORE, _P_VALUE)
 
 
 @dataclass(frozen=True)
@@ -90,8 +95,11 @@ class Answers:
 
     Attributes:
         count: ``N``.
-        labelled: How many of the inputs had targets.
-        certainty: By method, higher for inputs that are more like the data, ``(N,)``.
+        nans: For how many of the inputs the network or the model gives a NaN, as it does for an
+            input that holds one.
+        labelled: How many of the others had targets.
+        certainty: By method, higher for inputs that are more like the data, ``(N,)``; a NaN counts
+            as the least.
         p_value: ``(N,)``, empty for a model that was not calibrated.
         confidence: By method, the confidence in the answer to each question, ``(Q,)``.
         right: By method, whether it was right, ``(Q,)``.
@@ -101,6 +109,7 @@ class Answers:
     """
 
     count: int = 0
+    nans: int = 0
     labelled: int = 0
     certainty: dict[str, Tensor] = field(default_factory=dict)
     p_value: Tensor = field(default_factory=lambda: torch.zeros(0))
@@ -111,40 +120,54 @@ class Answers:
     known: dict[str, int] = field(default_factory=dict)
 
 
-def read(subject: Subject, data: Iterable[Any], description: str, progress: bool) -> Answers:
-    """Run the model once on every batch, and note what is measured.
+def read(subject: Subject, data: Iterable[Any], name: str, progress: bool) -> Answers:
+    """Run the model once on every batch of the set of this name, and note what is measured.
+
+    An input for which the network or the model gives a NaN is neither answered rightly nor
+    wrongly, so it is left out of all that is known by targets.
 
     Raises:
-        ValueError: No batch, targets that do not fit the outputs, or a detector that cannot read
-            this network.
+        ValueError: No batch, targets that do not fit the outputs, a detector that cannot read this
+            network, or one that gives a NaN for another input.
     """
     network = subject.extension.posterior.network
     device = network_dtype_device(network)[1]
     rows: dict[tuple[str, str], list[Tensor]] = {}
     found, run, started = Answers(), Run(subject), time.perf_counter()
+    description = f"rgpr evaluate, {name}"
     pairs = inputs_and_targets(data, network, progress=progress, description=description)
     for number, (x, target) in enumerate(pairs):
         batch = run(on_device(x, device))
+        if batch.count == 0:
+            continue
+        _check_detectors(subject, batch, found.count, name)
         found.count += batch.count
+        found.nans += int(batch.nan.sum())
         if subject.known:
             keys = row_keys(x).cpu()
-            for name, seen in subject.known.items():
-                found.known[name] = found.known.get(name, 0) + int(torch.isin(keys, seen).sum())
-        for name, values in batch.certainty.items():
-            rows.setdefault(("certainty", name), []).append(values.double().cpu())
+            for which, seen in subject.known.items():
+                found.known[which] = found.known.get(which, 0) + int(torch.isin(keys, seen).sum())
+        for method, values in batch.certainty.items():
+            if method != _P_VALUE:
+                values = values.masked_fill(values.isnan(), -torch.inf)
+            rows.setdefault(("certainty", method), []).append(values.double().cpu())
         if target is None:
             continue
-        found.labelled += batch.count
         y = subject.extension.likelihood.target(target, batch.mean.shape, number)
+        if bool(batch.nan.all()):
+            continue
+        kept = ~batch.nan
+        found.labelled += int(kept.sum())
         for method, graded in run.graded(batch, y.to(batch.mean.device)).items():
-            for kind in ("confidence", "right"):
-                if kind in graded:
-                    rows.setdefault((kind, method), []).append(graded.pop(kind).cpu())
             sums = found.sums.setdefault(method, {})
-            for name, value in graded.items():
-                sums[name] = sums.get(name, 0.0) + float(value.double().sum())
-    for (kind, name), parts in rows.items():
-        getattr(found, kind)[name] = torch.cat(parts)
+            for kind, each in graded.items():
+                values = each.reshape(batch.count, -1)[kept]  # of all questions about an input
+                if kind in ("confidence", "right"):
+                    rows.setdefault((kind, method), []).append(values.flatten().cpu())
+                else:
+                    sums[kind] = sums.get(kind, 0.0) + float(values.double().sum())
+    for (kind, method), parts in rows.items():
+        getattr(found, kind)[method] = torch.cat(parts)
     found.p_value = found.certainty.pop(_P_VALUE, found.p_value)
     found.seconds = time.perf_counter() - started
     return found
@@ -152,9 +175,10 @@ def read(subject: Subject, data: Iterable[Any], description: str, progress: bool
 
 @dataclass(frozen=True)
 class _Batch:
-    """What is known about a batch after one pass."""
+    """What is known about a batch after one pass; ``nan`` says for which inputs there is one."""
 
     count: int
+    nan: Tensor
     mean: Tensor
     reading: Reading[Gaussian]
     answers: dict[str, Tensor]
@@ -183,17 +207,20 @@ class Run:
         own = outputs_of(heard[network], x, extension.posterior.output)
         answers = self._answers(own, reading)
         strange = score(extension, reading)
-        certainty = {f"{method}, confidence": surest(p) for method, p in answers.items()}
+        certainty = {_CONFIDENCES[method]: surest(p) for method, p in answers.items()}
         if not answers:  # a regression says how far off it may be
             variance = answer(extension, reading, diagonal=True)[1]
-            certainty[f"{OURS}, variance"] = -variance.sum(1)
-        certainty[f"{OURS}, score"] = -strange
+            certainty[_VARIANCE] = -variance.sum(1)
+        certainty[_SCORE] = -strange
+        nan = reading.output.mean.isnan().any(1)
+        for values in certainty.values():
+            nan = nan | values.isnan()
         if subject.references is not None:
             certainty[_P_VALUE] = p_values(strange, subject.references)
         features = None if self._head is None else heard[self._head]
         for name, detector in subject.detectors.items():
-            certainty[name] = -_scores(detector, x, own, features)
-        return _Batch(len(own), reading.output.mean, reading, answers, certainty)
+            certainty[name] = -_scores(name, _scored(detector, x, own, features), len(own))
+        return _Batch(len(own), nan, reading.output.mean, reading, answers, certainty)
 
     def _answers(self, own: Tensor, reading: Reading[Gaussian]) -> dict[str, Tensor]:
         """Probabilities of the alternatives, by method; none of a regression."""
@@ -272,21 +299,36 @@ def overheard(network: nn.Module, head: nn.Module | None) -> tuple[Guard, dict[n
     return watching(network, {network: returned}, before), heard
 
 
-def _scores(detector: Any, x: Batch, logits: Tensor, features: Tensor | None) -> Tensor:
+def _scored(detector: Any, x: Batch, logits: Tensor, features: Tensor | None) -> Any:
     """How strange another detector finds inputs, higher is stranger, from what is there already."""
     if hasattr(detector, "predict_features"):
-        scores = detector.predict_features(features)
-    elif hasattr(detector, "predict_logits"):
-        scores = detector.predict_logits(logits)
-    else:
-        scores = detector.score(x) if hasattr(detector, "score") else detector(x)
-    if not isinstance(scores, Tensor) or scores.shape != (len(logits),):
+        return detector.predict_features(features)
+    if hasattr(detector, "predict_logits"):
+        return detector.predict_logits(logits)
+    return detector.score(x) if hasattr(detector, "score") else detector(x)
+
+
+def _scores(name: str, scores: Any, count: int) -> Tensor:
+    """What the detector of this name gave for so many inputs, if it is a score for each."""
+    if not isinstance(scores, Tensor) or scores.shape != (count,):
         got = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores)
         raise ValueError(
-            f"the detector {type(detector).__name__} gave {got} for {len(logits)} inputs; expected "
-            "a tensor (B,), higher for stranger inputs"
+            f"the detector '{name}' gave {got} for {count} inputs; expected a tensor (B,), higher "
+            "for stranger inputs"
         )
     return scores.double()
+
+
+def _check_detectors(subject: Subject, batch: _Batch, before: int, name: str) -> None:
+    """Refuse a NaN of another detector for an input of which the model makes numbers."""
+    for key in subject.detectors:
+        values = batch.certainty[key]
+        lost = values.isnan() & ~batch.nan.to(values.device)
+        if bool(lost.any()):
+            raise ValueError(
+                f"the detector '{key}' gave NaN for row {before + int(lost.nonzero()[0])}, from 0, "
+                f"of the {name} data; let it give inf for inputs that are as strange as can be"
+            )
 
 
 def surest(p: Tensor) -> Tensor:

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..model import RGPR
+from .evaluate import Evaluation
 from .passes import Answers
 
-__all__ = ["heard", "overlaps"]
+__all__ = ["heard", "overlaps", "without_numbers"]
 
 # Tables of few values hold equal rows by chance, so a smaller share than this is not spoken of.
 _SHARE = 0.01
@@ -54,3 +55,13 @@ def overlaps(model: RGPR, test: Answers) -> list[str]:
                 "inputs that were held out from both"
             )
     return found
+
+
+def without_numbers(evaluation: Evaluation) -> list[str]:
+    """A sentence for each set with inputs for which the network or the model gives a NaN."""
+    return [
+        f"for {count} of the {evaluation.counts[name]} inputs of '{name}' the network or the model "
+        "gives NaN, as for inputs that hold one: they count as the strangest and have no answer"
+        for name, count in evaluation.nans.items()
+        if count
+    ]

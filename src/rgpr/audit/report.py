@@ -26,7 +26,7 @@ from ..model import RGPR
 from . import curves, findings, tables
 from .evaluate import Evaluation, measure, named, subject_of, summary
 from .examples import Example, Looks, examples, facts, picture
-from .remarks import heard, overlaps
+from .remarks import heard, overlaps, without_numbers
 
 __all__ = ["Report", "audit"]
 
@@ -77,7 +77,7 @@ def audit(
     command: str = "",
     classes: Sequence[str] | None = None,
     image: tuple[int, ...] | None = None,
-    notes: Iterable[str] = (),
+    notes: str | Iterable[str] = (),
     progress: bool = True,
 ) -> Report:
     """Look at a model from all sides, on test data, outliers that can be made of them, and yours.
@@ -92,8 +92,9 @@ def audit(
         classes: Names of the classes or labels, in the order of the outputs.
         image: Height and width by which flat inputs are drawn as images, or channels, height and
             width. Inputs with two or three axes are drawn by themselves.
-        notes: What else a reader should be warned of. What :meth:`RGPR.calibrate` warned of is said
-            anyway, unless the model was saved and loaded since.
+        notes: What else a reader should be warned of, one note or several. What
+            :meth:`RGPR.calibrate` warned of is said anyway, unless the model was saved and loaded
+            since.
         progress: Show progress bars where there is a terminal.
 
     Raises:
@@ -111,7 +112,7 @@ def audit(
     looks = Looks(classes, image)
     with heard() as said:
         source = inputs(model._data(test), network, progress=False, description="")
-        x = on_device(next(source), device)
+        x = on_device(findings.first_finite(source), device)
         makes = isinstance(x, Tensor) and x.is_floating_point()
         made = findings.made_outliers(x) if makes else {}
         made = {name: each for name, each in made.items() if name not in outliers}
@@ -129,7 +130,9 @@ def audit(
     overlap = overlaps(model, measured["test"])
     for note in overlap:
         warnings.warn(note, stacklevel=2)
-    told = list(dict.fromkeys([*model._notes, *notes, *overlap, *said]))
+    notes = [notes] if isinstance(notes, str) else notes
+    remarks = [*overlap, *without_numbers(evaluation)]
+    told = list(dict.fromkeys([*model._notes, *notes, *remarks, *said]))
     html = _template().render(
         title=title or _title(network),
         regression=model.likelihood == "regression",
