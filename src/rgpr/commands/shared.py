@@ -33,6 +33,7 @@ __all__ = [
     "count",
     "every_warning_shown",
     "file_in_a_folder",
+    "model_file",
     "read_data",
     "settings_of",
     "size",
@@ -70,6 +71,7 @@ def answering(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse
         aside = redirect_stdout(sys.stderr) if options.json else nullcontext()
         try:
             with _warnings_as_lines(name), aside:
+                _refuse_overwriting(options)
                 answer = run(options)
         except (ValueError, TypeError, RuntimeError, OSError, KeyError) as error:
             if options.traceback:
@@ -83,6 +85,43 @@ def answering(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse
         return answer.status
 
     return whole
+
+
+# What commands read and write, by the names of their options.
+_READ = ("file", "data", "model", "weights", "train", "val", "test", "fitted", "ood")
+_WRITTEN = ("out", "state", "log", "prometheus", "plot")
+
+
+def _refuse_overwriting(options: argparse.Namespace) -> None:
+    """Refuse to write over what the same call reads, or twice to one file.
+
+    Raises:
+        ValueError: Two options name one file, directly or by a link.
+    """
+    taken: dict[str, str] = {}
+    for name in (*_READ, *_WRITTEN):
+        for option, path in _paths(options, name):
+            real = os.path.realpath(path)
+            # A model may be calibrated in its place; then --out replaces FILE.
+            in_place = (options.command, name, taken.get(real)) == ("calibrate", "out", "FILE")
+            if name in _WRITTEN and real in taken and not in_place:
+                raise ValueError(
+                    f"{option} {path} is the same file as {taken[real]}, which it would overwrite; "
+                    f"name another file by {option}"
+                )
+            taken[real] = option
+
+
+def _paths(options: argparse.Namespace, name: str) -> list[tuple[str, Path]]:
+    """The files that an option names, and how each was given."""
+    value = getattr(options, name, None)
+    if name == "model":  # most often a function of a module, which is no file
+        value = Path(value) if str(value).endswith(".pt2") else None
+    if value is None:
+        return []
+    if isinstance(value, list):  # --ood NAME=DATA
+        return [(f"--{name} {part}", path) for part, path in value]
+    return [(name.upper() if name in ("file", "data") else f"--{name}", value)]
 
 
 # Advice for programs, and the option that does the same.
@@ -332,6 +371,15 @@ def file_in_a_folder(path: Path, *, added_to: bool = False) -> None:
         raise PermissionError(
             f"you may not write {path.name} in {path.parent}; name a file in another folder"
         )
+
+
+def model_file(text: str) -> Path:
+    """A file that a model is written to."""
+    if not text.endswith(".safetensors"):
+        raise argparse.ArgumentTypeError(
+            f"'{text}': expected a name that ends in .safetensors, as a model's file has"
+        )
+    return Path(text)
 
 
 def words(text: str) -> tuple[str, ...]:
