@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rgpr._files.outputs.parts import Parts
+from rgpr._files.outputs.parts import Parts, fingerprint
 from rgpr.audit.monitor.files import run_of
 from rgpr.cli import main
 
@@ -418,3 +418,21 @@ def test_nothing_that_can_be_read(
     assert main(predict("empty.npz", "p.csv")) == 1
     assert "empty.npz (DATA) has no rows" in capsys.readouterr().err
     assert not list(here.glob("*.parts"))
+
+
+def test_images_behind_links(fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder of a class may be a link, as may be an image, and one of these may be broken."""
+    (here / "some").mkdir()
+    shutil.copytree(here / "new" / "0", here / "elsewhere")
+    (here / "some" / "0").symlink_to(here / "elsewhere")
+    before = fingerprint(here / "some")
+    (here / "elsewhere" / "notes.txt").touch()
+    assert fingerprint(here / "some") == before
+    os.utime(here / "elsewhere" / "0000.png", (1, 1))
+    assert fingerprint(here / "some") != before
+    (here / "elsewhere" / "0000.png").unlink()
+    (here / "elsewhere" / "0000.png").symlink_to("nothing.png")
+    assert main(predict("some", "p.csv", "--json")) == 1
+    assert "some/0/0000.png cannot be read" in capsys.readouterr().err
+    assert main(predict("some", "p.csv", "--json", "--on-error", "skip")) == 0
+    assert "some/0/0000.png" in json.loads(capsys.readouterr().out)["skipped"][0]

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..._atomic import replacing
 from ..._resuming import alone, check_same
-from ..inputs.images import ENDINGS
+from ..inputs.images import image_files
 
 __all__ = ["Parts", "fingerprint"]
 
@@ -118,12 +118,16 @@ class Parts:
 
 
 def fingerprint(path: Path) -> str:
-    """What changes when a file, or any image of a folder, is written to: sizes and times."""
-    inside = path.rglob("*") if path.is_dir() else [path]
-    files = sorted(file for file in inside if file == path or file.suffix.lower() in ENDINGS)
+    """What changes when a file, or any image that is read of a folder, is written to.
+
+    These are sizes and times; an image that is not there, as behind a broken link, has neither.
+    """
     digest = hashlib.sha256()
-    for file in files:
-        about = file.stat()
-        name = file.relative_to(path).as_posix()
-        digest.update(f"{name}\0{about.st_size}\0{about.st_mtime_ns}\n".encode())
+    for file in image_files(path) if path.is_dir() else [path]:
+        try:
+            about = file.stat()
+            when = f"{about.st_size}\0{about.st_mtime_ns}"
+        except OSError:
+            when = "not there"
+        digest.update(f"{file.relative_to(path).as_posix()}\0{when}\n".encode())
     return digest.hexdigest()[:16]
