@@ -89,7 +89,8 @@ def _run(options: argparse.Namespace) -> Answer:
         file_in_a_folder(options.log, added_to=True)
     if options.plot is not None:
         check_form(options.plot)
-    options.state = Path(os.path.realpath(options.state))  # two links to one state are one state
+    if options.state.is_symlink():  # two links to one state are one state
+        options.state = Path(os.path.realpath(options.state))
     lock = options.state.with_name(f"{options.state.name}.lock")
     with alone(lock, options.state, "--state"):
         return _run_alone(options)
