@@ -243,6 +243,24 @@ def test_grey_images(tmp_path: Path) -> None:
         both(read(tmp_path))
 
 
+@pytest.mark.parametrize(("mode", "plain"), [("P", "RGB"), ("1", "L"), ("clear", "RGBA")])
+def test_images_of_few_colours_are_resized_as_others(mode: str, plain: str, tmp_path: Path) -> None:
+    from PIL import Image
+
+    image = Image.fromarray(colours(16, 24)).quantize(8)
+    if mode == "1":
+        image = image.convert("1")
+    if mode == "clear":
+        image.info["transparency"] = 3
+    (tmp_path / "few").mkdir()
+    (tmp_path / "many").mkdir()
+    image.save(tmp_path / "few" / "a.png")
+    image.convert(plain).save(tmp_path / "many" / "a.png")
+    for size in ((5, 7), (16, 24)):
+        few, many = (both(read(tmp_path / name, size=size))[0] for name in ("few", "many"))
+        assert torch.equal(few, many)
+
+
 def test_a_resumed_pass_knows_the_first_image(tmp_path: Path) -> None:
     picture(tmp_path / "a.png", colours())
     picture(tmp_path / "b.png", colours(5, 6))

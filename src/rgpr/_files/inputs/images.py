@@ -124,7 +124,7 @@ class Images(Source):
             )
         size = self._reading.size
         if size is not None and (image.height, image.width) != size:
-            image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+            image = _mixable(image).resize((size[1], size[0]), Image.Resampling.BILINEAR)
         elif size is None and (image.height, image.width) != self._form.size:
             here, there = (image.height, image.width), self._form.size
             raise ValueError(
@@ -153,6 +153,16 @@ class Images(Source):
             values = torch.tensor(given).reshape(-1, 1, 1)
             pixels = pixels - values if name == "mean" else pixels / values
         return pixels
+
+
+def _mixable(image: Any) -> Any:
+    """The image with pixels that can be averaged, which numbers of colours and bits cannot be."""
+    if image.mode == "1":
+        return image.convert("L")
+    if image.mode in ("P", "PA"):
+        clear = image.mode == "PA" or "transparency" in image.info
+        return image.convert("RGBA" if clear else "RGB")
+    return image
 
 
 class _UnreadableError(Exception):
