@@ -436,3 +436,29 @@ def test_images_behind_links(fitted: Path, here: Path, capsys: pytest.CaptureFix
     assert "some/0/0000.png cannot be read" in capsys.readouterr().err
     assert main(predict("some", "p.csv", "--json", "--on-error", "skip")) == 0
     assert "some/0/0000.png" in json.loads(capsys.readouterr().out)["skipped"][0]
+
+
+def test_a_monitor_and_an_audit_say_what_they_left_out(
+    fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(here / "new", here / "some")
+    (here / "some" / "3" / "0130.png").write_bytes(b"no image")
+    assert main(monitor("some", "s.safetensors", "--on-error", "skip")) in (0, 3)
+    assert "left out: some/3/0130.png cannot be read" in capsys.readouterr().out
+    settings = [*MODEL, "--preprocess", "command_nets:flat", "--on-error", "skip"]
+    audit = ["audit", "--fitted", "m.safetensors", *settings, "--out", "r.html"]
+    assert main([*audit, "--test", "new", "--ood", "some=some"]) == 0
+    assert capsys.readouterr().out.count("left out: some/3/0130.png cannot be read") == 1
+
+
+def test_a_monitor_that_reads_nothing_fails(
+    fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "bad").mkdir()
+    (here / "bad" / "a.png").write_bytes(b"no image")
+    np.savez("empty.npz", x=np.zeros((0, 64), np.float32))
+    for data, why in (("bad", " that can be read: bad/a.png cannot"), ("empty.npz", "")):
+        assert main(monitor(data, "s.safetensors", "--on-error", "skip")) == 1
+        assert f"{data} (DATA) has no rows{why}" in capsys.readouterr().err
+        assert not list(here.glob("s.safetensors*part*"))
+        assert not (here / "s.safetensors").exists()

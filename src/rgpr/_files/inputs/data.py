@@ -90,8 +90,12 @@ class Data:
                 empty = False
                 yield piece.x if piece.y is None else (piece.x, piece.y), piece.names
         if empty:
-            why = f" that can be read: {self.skipped[0]}" if self.skipped else ""
-            raise ValueError(f"{self.name} has no rows{why}")
+            raise self.without_rows()
+
+    def without_rows(self) -> ValueError:
+        """What to raise after a pass that found no row."""
+        why = f" that can be read: {self.skipped[0]}" if self.skipped else ""
+        return ValueError(f"{self.name} has no rows{why}")
 
     def first(self) -> Any:
         """The first batch."""
