@@ -154,6 +154,14 @@ def test_whole_numbers_that_become_decimal_late(tmp_path: Path) -> None:
         both(read(path))
 
 
+def test_targets_that_become_decimal_late(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,y\n" + "1,2\n" * 400_000 + "1,2.5\n")
+    pieces = list(read(path, batch_size=1000).pieces())
+    assert [piece.y.dtype for piece in (pieces[0], pieces[-1])] == [torch.int64, torch.float32]
+    assert pieces[-1].y.tolist() == [2.5]
+
+
 def test_tables_that_do_not_fit(tmp_path: Path) -> None:
     path = written(tmp_path / "t.parquet", {"a": [1.0, 2.0], "word": ["u", "v"]})
     with pytest.raises(ValueError, match=r"no column 'b'\. There are a, word"):

@@ -132,7 +132,7 @@ class Table(Source):
         return Piece(inputs, self._labels(torch.from_numpy(y.copy())) if self._target else None)
 
     def _labels(self, y: Tensor) -> Tensor:
-        whole = len(self._whole) == len(self._target) and not bool(y.isnan().any())
+        whole = len(self._whole) == len(self._target) and bool((y.isfinite() & (y % 1 == 0)).all())
         y = y.long() if whole else y.to(at_least_float32(self._dtype))
         return y[:, 0] if len(self._target) == 1 else y
 
@@ -186,10 +186,10 @@ class Table(Source):
                     yield batch.slice(first, _ROWS)
 
     def _decimal(self, name: str) -> bool:
-        """Whether a column of a csv file is read as decimal numbers: all inputs but booleans."""
+        """Whether a column of a csv file is read as decimal numbers: all but booleans."""
         import pyarrow as pa
 
-        return not pa.types.is_boolean(self._kinds[name]) and name not in self._target
+        return not pa.types.is_boolean(self._kinds[name])
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
