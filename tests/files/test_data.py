@@ -85,6 +85,22 @@ def test_arrays_that_do_not_fit(tmp_path: Path) -> None:
         read(path, batch_size=0)
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_damaged_arrays_are_named(save: Any, tmp_path: Path) -> None:
+    path = tmp_path / "d.npz"
+    save(path, x=np.arange(120.0).reshape(40, 3), y=np.arange(40))
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 7):
+        path.write_bytes(whole[:place])
+        with pytest.raises(ValueError, match=r"d\.npz"):
+            read(path)
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
+        try:  # some bytes, such as those of the time, mean nothing
+            read(path)
+        except ValueError as error:
+            assert "d.npz" in str(error)  # noqa: PT017
+
+
 # -- tables ----------------------------------------------------------------------------------------
 
 
