@@ -462,3 +462,16 @@ def test_a_monitor_that_reads_nothing_fails(
         assert f"{data} (DATA) has no rows{why}" in capsys.readouterr().err
         assert not list(here.glob("s.safetensors*part*"))
         assert not (here / "s.safetensors").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions as POSIX has them")
+def test_answers_keep_links_and_permissions(fitted: Path, here: Path) -> None:
+    (here / "elsewhere").mkdir()
+    kept = here / "elsewhere" / "kept.csv"
+    kept.touch(mode=0o600)
+    (here / "p.csv").symlink_to(kept)
+    assert main(predict("new.csv", "p.csv")) == 0
+    assert (here / "p.csv").is_symlink()
+    assert len(kept.read_text().splitlines()) == 398
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert not list(here.glob("**/*.parts"))

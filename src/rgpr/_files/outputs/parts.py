@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._atomic import replacing
+from ..._atomic import put_in_place, replacing
 from ..._resuming import alone, check_same
 from ..inputs.images import image_files
 
@@ -34,7 +34,7 @@ class Parts:
     """The finished chunks of one output file.
 
     Args:
-        out: The file.
+        out: The file. A link stays one: the file that it points to is replaced.
         settings: All that the answers depend on, for JSON.
         restart: Throw away what another run left.
 
@@ -48,6 +48,8 @@ class Parts:
     """
 
     def __init__(self, out: Path, settings: Mapping[str, Any], *, restart: bool = False) -> None:
+        if out.is_symlink():
+            out = Path(os.path.realpath(out))
         if not out.parent.is_dir():
             raise FileNotFoundError(f"no folder {out.parent} to write {out.name} in; make it first")
         if out.is_dir():
@@ -108,7 +110,7 @@ class Parts:
         """A path for the joined file, which takes its place once it is written; parts go then."""
         joined = self.folder / f"joined{self.out.suffix}"
         yield joined
-        os.replace(joined, self.out)
+        put_in_place(joined, self.out)
         self._remove()
 
     def _remove(self) -> None:
