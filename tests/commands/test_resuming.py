@@ -467,7 +467,7 @@ def test_a_monitor_that_reads_nothing_fails(
 @pytest.mark.skipif(os.name != "posix", reason="needs permissions as POSIX has them")
 def test_answers_keep_links_and_permissions(fitted: Path, here: Path) -> None:
     (here / "elsewhere").mkdir()
-    kept = here / "elsewhere" / "kept.csv"
+    kept = here / "elsewhere" / "kept.text"
     kept.touch(mode=0o600)
     (here / "p.csv").symlink_to(kept)
     assert main(predict("new.csv", "p.csv")) == 0

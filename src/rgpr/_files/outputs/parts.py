@@ -48,6 +48,7 @@ class Parts:
     """
 
     def __init__(self, out: Path, settings: Mapping[str, Any], *, restart: bool = False) -> None:
+        self._form = out.suffix
         if out.is_symlink():
             out = Path(os.path.realpath(out))
         if not out.parent.is_dir():
@@ -108,7 +109,7 @@ class Parts:
     @contextmanager
     def finishing(self) -> Iterator[Path]:
         """A path for the joined file, which takes its place once it is written; parts go then."""
-        joined = self.folder / f"joined{self.out.suffix}"
+        joined = self.folder / f"joined{self._form}"
         yield joined
         put_in_place(joined, self.out)
         self._remove()
