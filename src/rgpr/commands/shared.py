@@ -114,11 +114,11 @@ def _refuse_overwriting(options: argparse.Namespace) -> None:
 
 def _paths(options: argparse.Namespace, name: str) -> list[tuple[str, Path]]:
     """The files that an option names, and how each was given."""
-    value = getattr(options, name, None)
-    if name == "model":  # most often a function of a module, which is no file
-        value = Path(value) if str(value).endswith(".pt2") else None
+    value: Any = getattr(options, name, None)
     if value is None:
         return []
+    if name == "model":  # most often a function of a module, which is no file
+        return [("--model", Path(value))] if value.endswith(".pt2") else []
     if isinstance(value, list):  # --ood NAME=DATA
         return [(f"--{name} {part}", path) for part, path in value]
     return [(name.upper() if name in ("file", "data") else f"--{name}", value)]
