@@ -161,6 +161,7 @@ def test_later_errors_do_not_name_data_that_were_read(
         (["monitor", "m.safetensors", "new.csv", "--log", "s"], "log", "--state"),
         (["monitor", "m.safetensors", "new.csv", "--prometheus", "s"], "prometheus", "--state"),
         (["monitor", "m.safetensors", "new.csv", "--plot", "new.csv"], "plot", "DATA"),
+        (["export", "m.safetensors", "--model", "m.pt2", "--out", "m.pt2"], "out", "--model"),
         (["audit", "--test", "t", "--ood", "a=b.html", "--out", "b.html"], "out", "--ood a"),
     ],
 )
@@ -178,7 +179,7 @@ def test_nothing_is_written_over_what_is_read(
     (here / "v.npz").rename(here / "v")
     (here / "link.safetensors").symlink_to("v")
     before = {path: path.read_bytes() for path in here.iterdir() if path.is_file()}
-    found = said(capsys, *arguments, *MODEL)
+    found = said(capsys, *arguments[:1], *MODEL, *arguments[1:])
     assert f": --{option} " in found
     assert f"is the same file as {same}, which it would overwrite" in found
     assert {path: path.read_bytes() for path in here.iterdir() if path.is_file()} == before
@@ -194,3 +195,18 @@ def test_a_models_file_has_a_models_name(
             main([*arguments, "--out", "m.npz"])
         assert "'m.npz': expected a name that ends in .safetensors" in capsys.readouterr().err
     assert main([*calibrate, "--out", "m.safetensors"]) == 0  # in its place
+
+
+def test_levels_are_no_matter_of_the_data(
+    fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    predict = ("predict", "m.safetensors", *MODEL, "new.csv", "--out", "p.csv")
+    for option, value in (("--alpha", "2"), ("--alpha", "1e-9"), ("--coverage", "1.5")):
+        assert said(capsys, *predict, option, value).startswith(f"rgpr predict: {option} ")
+
+
+def test_a_state_is_no_model(fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    watch = ["monitor", "m.safetensors", "val.npz", *MODEL, "--state", "s.safetensors"]
+    assert main(watch) == 0
+    found = said(capsys, "info", "s.safetensors")
+    assert "s.safetensors is the state of a monitor and no model: rgpr monitor FILE DATA" in found

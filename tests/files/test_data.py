@@ -196,6 +196,23 @@ def test_tables_that_do_not_fit(tmp_path: Path) -> None:
         read(tmp_path / "twice.csv")
 
 
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_endings_in_capitals(ending: str, tmp_path: Path) -> None:
+    path = written(tmp_path / f"t.{ending}", {"a": [1.0, 2.0], "y": [0, 1]})
+    data = read(path.rename(tmp_path / f"T.{ending.upper()}"))
+    assert len(data) == 2
+    assert both(data)[0].tolist() == [[1.0], [2.0]]
+
+
+@pytest.mark.parametrize("text", ["a;b\n1;2\n", "a;b\n1,5;2,5\n", '"a, b";"c"\n1;2\n'])
+def test_semicolons(text: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(ValueError, match=r"t.csv: its columns are separated by semicolons; save"):
+        read(tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_text('"a;b",c\n1,2\n')
+    assert read(tmp_path / "t.csv").columns == ("a;b", "c")
+
+
 # -- images ----------------------------------------------------------------------------------------
 
 

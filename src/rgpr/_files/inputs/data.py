@@ -215,9 +215,9 @@ def read(path: str | Path, *, target: str | None = None, batch_size: int = 256, 
     source: Source
     if path.is_dir():
         source = Images(path, reading)
-    elif path.suffix == ".npz":
+    elif path.suffix.lower() == ".npz":
         source = Arrays(path, reading)
-    elif path.suffix in (".parquet", ".csv"):
+    elif path.suffix.lower() in (".parquet", ".csv"):
         source = Table(path, reading)
     else:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,7 +100,7 @@ class Table(Source):
             )
 
     def rows(self) -> int:
-        if self.path.suffix == ".parquet":
+        if self.path.suffix.lower() == ".parquet":
             import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
             return int(pq.read_metadata(self.path).num_rows)
@@ -152,19 +153,35 @@ class Table(Source):
     # -- files -------------------------------------------------------------------------------------
 
     def _schema(self) -> Any:
-        if self.path.suffix == ".parquet":
+        if self.path.suffix.lower() == ".parquet":
             import pyarrow.parquet as pq
 
             return pq.read_schema(self.path)
         import pyarrow.csv as pc  # type: ignore[import-untyped]
 
+        self._refuse_other_separators()
         with pc.open_csv(self.path) as reader:
             return reader.schema
+
+    def _refuse_other_separators(self) -> None:
+        """Spreadsheets of some countries write semicolons, which would make one column of all.
+
+        Raises:
+            ValueError: The names of the columns have semicolons or tabs between them.
+        """
+        with self.path.open("rb") as file:
+            names = re.sub(rb'"[^"]*"', b"", file.readline(1 << 20))  # quoted names may have any
+        for separator, word in ((b";", "semicolons"), (b"\t", "tabs")):
+            if separator in names and b"," not in names:
+                raise ValueError(
+                    f"{self.path}: its columns are separated by {word}; save it with commas "
+                    "between columns, and points in decimal numbers"
+                )
 
     def _batches(self) -> Iterator[Any]:
         names = [*(self.columns or ()), *self._target]
         with self._refusing():
-            if self.path.suffix == ".csv":
+            if self.path.suffix.lower() == ".csv":
                 yield from self._csv(names)
                 return
             import pyarrow.parquet as pq
