@@ -51,7 +51,7 @@ def put_in_place(written: Path, path: Path, mode: int | None = None) -> None:
     """Give a whole file, once it is on the disk, the name and the permissions of another.
 
     Args:
-        written: The file, in the folder of ``path``.
+        written: The file, in the folder of ``path`` or in one beside it.
         path: The name, which is no link.
         mode: The permissions where there is no file of that name; those that it has by default.
     """

@@ -41,12 +41,29 @@ def test_data_without_rows(
     assert "empty.npz (--ood none) has no rows" in said(capsys, *audited, *more)
     fit = ("fit", *MODEL, *WEIGHTS, "--train", "empty.npz", "--out", "e.safetensors")
     assert "empty.npz (--train) has no rows" in said(capsys, *fit)
-    calibrate = ("calibrate", "m.safetensors", *MODEL, "--val", "empty.npz", "--out", "e.st")
+    calibrate = (
+        "calibrate",
+        "m.safetensors",
+        *MODEL,
+        "--val",
+        "empty.npz",
+        "--out",
+        "e.safetensors",
+    )
     assert "empty.npz (--val) has no rows" in said(capsys, *calibrate)
     (here / "bad" / "0").mkdir(parents=True)
     (here / "bad" / "0" / "a.png").write_bytes(b"no image")
     flat = ("--preprocess", "command_nets:flat", "--on-error", "skip")
-    calibrate = ("calibrate", "m.safetensors", *MODEL, "--val", "bad", "--out", "e.st", *flat)
+    calibrate = (
+        "calibrate",
+        "m.safetensors",
+        *MODEL,
+        "--val",
+        "bad",
+        "--out",
+        "e.safetensors",
+        *flat,
+    )
     assert "bad (--val) has no rows that can be read" in said(capsys, *calibrate)
 
 
@@ -129,3 +146,67 @@ def test_later_errors_do_not_name_data_that_were_read(
     calibrate = ("calibrate", "m.safetensors", *MODEL, "--val", "new", "--out", "e.safetensors")
     flat = ("--preprocess", "command_nets:flat", "--max-nll-increase", "-1")
     assert said(capsys, *calibrate, *flat).startswith("rgpr calibrate: max_nll_increase = -1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option", "same"),
+    [
+        (["fit", *WEIGHTS, "--train", "t.safetensors", "--out", "t.safetensors"], "out", "--train"),
+        (["fit", *WEIGHTS, "--train", "train.npz", "--out", WEIGHTS[1]], "out", "--weights"),
+        (["calibrate", "m.safetensors", "--val", "v", "--out", "link.safetensors"], "out", "--val"),
+        (["predict", "m.safetensors", "new.csv", "--out", "./new.csv"], "out", "DATA"),
+        (["score", "m.safetensors", "new.csv", "--out", "new.csv"], "out", "DATA"),
+        (["monitor", "m.safetensors", "new.csv", "--state", "new.csv"], "state", "DATA"),
+        (["monitor", "m.safetensors", "new.csv", "--log", "m.safetensors"], "log", "FILE"),
+        (["monitor", "m.safetensors", "new.csv", "--log", "s"], "log", "--state"),
+        (["monitor", "m.safetensors", "new.csv", "--prometheus", "s"], "prometheus", "--state"),
+        (["monitor", "m.safetensors", "new.csv", "--plot", "new.csv"], "plot", "DATA"),
+        (["export", "m.safetensors", "--model", "m.pt2", "--out", "m.pt2"], "out", "--model"),
+        (["audit", "--test", "t", "--ood", "a=b.html", "--out", "b.html"], "out", "--ood a"),
+    ],
+)
+def test_nothing_is_written_over_what_is_read(
+    arguments: list[str],
+    option: str,
+    same: str,
+    fitted: Path,
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if arguments[0] == "monitor" and "--state" not in arguments:
+        arguments = [*arguments, "--state", "s"]
+    np.savez(here / "v", x=np.zeros((3, 64)))
+    (here / "v.npz").rename(here / "v")
+    (here / "link.safetensors").symlink_to("v")
+    before = {path: path.read_bytes() for path in here.iterdir() if path.is_file()}
+    found = said(capsys, *arguments[:1], *MODEL, *arguments[1:])
+    assert f": --{option} " in found
+    assert f"is the same file as {same}, which it would overwrite" in found
+    assert {path: path.read_bytes() for path in here.iterdir() if path.is_file()} == before
+
+
+def test_a_models_file_has_a_models_name(
+    fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit = ["fit", *MODEL, *WEIGHTS, "--train", "train.npz"]
+    calibrate = ["calibrate", "m.safetensors", *MODEL, "--val", "val.npz"]
+    for arguments in (fit, calibrate):
+        with pytest.raises(SystemExit):
+            main([*arguments, "--out", "m.npz"])
+        assert "'m.npz': expected a name that ends in .safetensors" in capsys.readouterr().err
+    assert main([*calibrate, "--out", "m.safetensors"]) == 0  # in its place
+
+
+def test_levels_are_no_matter_of_the_data(
+    fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    predict = ("predict", "m.safetensors", *MODEL, "new.csv", "--out", "p.csv")
+    for option, value in (("--alpha", "2"), ("--alpha", "1e-9"), ("--coverage", "1.5")):
+        assert said(capsys, *predict, option, value).startswith(f"rgpr predict: {option} ")
+
+
+def test_a_state_is_no_model(fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    watch = ["monitor", "m.safetensors", "val.npz", *MODEL, "--state", "s.safetensors"]
+    assert main(watch) == 0
+    found = said(capsys, "info", "s.safetensors")
+    assert "s.safetensors is the state of a monitor and no model: rgpr monitor FILE DATA" in found

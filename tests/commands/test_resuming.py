@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rgpr._files.outputs.parts import Parts
+from rgpr._files.outputs.parts import Parts, fingerprint
 from rgpr.audit.monitor.files import run_of
 from rgpr.cli import main
 
@@ -418,3 +418,60 @@ def test_nothing_that_can_be_read(
     assert main(predict("empty.npz", "p.csv")) == 1
     assert "empty.npz (DATA) has no rows" in capsys.readouterr().err
     assert not list(here.glob("*.parts"))
+
+
+def test_images_behind_links(fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder of a class may be a link, as may be an image, and one of these may be broken."""
+    (here / "some").mkdir()
+    shutil.copytree(here / "new" / "0", here / "elsewhere")
+    (here / "some" / "0").symlink_to(here / "elsewhere")
+    before = fingerprint(here / "some")
+    (here / "elsewhere" / "notes.txt").touch()
+    assert fingerprint(here / "some") == before
+    os.utime(here / "elsewhere" / "0000.png", (1, 1))
+    assert fingerprint(here / "some") != before
+    (here / "elsewhere" / "0000.png").unlink()
+    (here / "elsewhere" / "0000.png").symlink_to("nothing.png")
+    assert main(predict("some", "p.csv", "--json")) == 1
+    assert "some/0/0000.png cannot be read" in capsys.readouterr().err
+    assert main(predict("some", "p.csv", "--json", "--on-error", "skip")) == 0
+    assert "some/0/0000.png" in json.loads(capsys.readouterr().out)["skipped"][0]
+
+
+def test_a_monitor_and_an_audit_say_what_they_left_out(
+    fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(here / "new", here / "some")
+    (here / "some" / "3" / "0130.png").write_bytes(b"no image")
+    assert main(monitor("some", "s.safetensors", "--on-error", "skip")) in (0, 3)
+    assert "left out: some/3/0130.png cannot be read" in capsys.readouterr().out
+    settings = [*MODEL, "--preprocess", "command_nets:flat", "--on-error", "skip"]
+    audit = ["audit", "--fitted", "m.safetensors", *settings, "--out", "r.html"]
+    assert main([*audit, "--test", "new", "--ood", "some=some"]) == 0
+    assert capsys.readouterr().out.count("left out: some/3/0130.png cannot be read") == 1
+
+
+def test_a_monitor_that_reads_nothing_fails(
+    fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "bad").mkdir()
+    (here / "bad" / "a.png").write_bytes(b"no image")
+    np.savez("empty.npz", x=np.zeros((0, 64), np.float32))
+    for data, why in (("bad", " that can be read: bad/a.png cannot"), ("empty.npz", "")):
+        assert main(monitor(data, "s.safetensors", "--on-error", "skip")) == 1
+        assert f"{data} (DATA) has no rows{why}" in capsys.readouterr().err
+        assert not list(here.glob("s.safetensors*part*"))
+        assert not (here / "s.safetensors").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions as POSIX has them")
+def test_answers_keep_links_and_permissions(fitted: Path, here: Path) -> None:
+    (here / "elsewhere").mkdir()
+    kept = here / "elsewhere" / "kept.text"
+    kept.touch(mode=0o600)
+    (here / "p.csv").symlink_to(kept)
+    assert main(predict("new.csv", "p.csv")) == 0
+    assert (here / "p.csv").is_symlink()
+    assert len(kept.read_text().splitlines()) == 398
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert not list(here.glob("**/*.parts"))

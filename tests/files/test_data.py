@@ -85,6 +85,22 @@ def test_arrays_that_do_not_fit(tmp_path: Path) -> None:
         read(path, batch_size=0)
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_damaged_arrays_are_named(save: Any, tmp_path: Path) -> None:
+    path = tmp_path / "d.npz"
+    save(path, x=np.arange(120.0).reshape(40, 3), y=np.arange(40))
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 7):
+        path.write_bytes(whole[:place])
+        with pytest.raises(ValueError, match=r"d\.npz"):
+            read(path)
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
+        try:  # some bytes, such as those of the time, mean nothing
+            read(path)
+        except ValueError as error:
+            assert "d.npz" in str(error)  # noqa: PT017
+
+
 # -- tables ----------------------------------------------------------------------------------------
 
 
@@ -154,6 +170,14 @@ def test_whole_numbers_that_become_decimal_late(tmp_path: Path) -> None:
         both(read(path))
 
 
+def test_targets_that_become_decimal_late(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,y\n" + "1,2\n" * 400_000 + "1,2.5\n")
+    pieces = list(read(path, batch_size=1000).pieces())
+    assert [piece.y.dtype for piece in (pieces[0], pieces[-1])] == [torch.int64, torch.float32]
+    assert pieces[-1].y.tolist() == [2.5]
+
+
 def test_tables_that_do_not_fit(tmp_path: Path) -> None:
     path = written(tmp_path / "t.parquet", {"a": [1.0, 2.0], "word": ["u", "v"]})
     with pytest.raises(ValueError, match=r"no column 'b'\. There are a, word"):
@@ -170,6 +194,23 @@ def test_tables_that_do_not_fit(tmp_path: Path) -> None:
     (tmp_path / "twice.csv").write_text("a,a\n1,2\n")
     with pytest.raises(ValueError, match="these columns are there more than once: a"):
         read(tmp_path / "twice.csv")
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_endings_in_capitals(ending: str, tmp_path: Path) -> None:
+    path = written(tmp_path / f"t.{ending}", {"a": [1.0, 2.0], "y": [0, 1]})
+    data = read(path.rename(tmp_path / f"T.{ending.upper()}"))
+    assert len(data) == 2
+    assert both(data)[0].tolist() == [[1.0], [2.0]]
+
+
+@pytest.mark.parametrize("text", ["a;b\n1;2\n", "a;b\n1,5;2,5\n", '"a, b";"c"\n1;2\n'])
+def test_semicolons(text: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(ValueError, match=r"t.csv: its columns are separated by semicolons; save"):
+        read(tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_text('"a;b",c\n1,2\n')
+    assert read(tmp_path / "t.csv").columns == ("a;b", "c")
 
 
 # -- images ----------------------------------------------------------------------------------------
@@ -241,6 +282,24 @@ def test_grey_images(tmp_path: Path) -> None:
     picture(tmp_path / "c.png", colours())
     with pytest.raises(ValueError, match=r"c.png has colours and .*a.png is grey; pass --channels"):
         both(read(tmp_path))
+
+
+@pytest.mark.parametrize(("mode", "plain"), [("P", "RGB"), ("1", "L"), ("clear", "RGBA")])
+def test_images_of_few_colours_are_resized_as_others(mode: str, plain: str, tmp_path: Path) -> None:
+    from PIL import Image
+
+    image = Image.fromarray(colours(16, 24)).quantize(8)
+    if mode == "1":
+        image = image.convert("1")
+    if mode == "clear":
+        image.info["transparency"] = 3
+    (tmp_path / "few").mkdir()
+    (tmp_path / "many").mkdir()
+    image.save(tmp_path / "few" / "a.png")
+    image.convert(plain).save(tmp_path / "many" / "a.png")
+    for size in ((5, 7), (16, 24)):
+        few, many = (both(read(tmp_path / name, size=size))[0] for name in ("few", "many"))
+        assert torch.equal(few, many)
 
 
 def test_a_resumed_pass_knows_the_first_image(tmp_path: Path) -> None:

@@ -106,7 +106,13 @@ def _run(options: argparse.Namespace) -> Answer:
         )
     report.save(options.out)
     found = report.evaluation
-    lines = [*about, *str(found).splitlines(), f"wrote {options.out}"]
+    skipped = [line for each in (test, *sets.values()) for line in each.data.skipped]
+    lines = [
+        *about,
+        *str(found).splitlines(),
+        *(f"left out: {line}" for line in skipped),
+        f"wrote {options.out}",
+    ]
     told = {
         "out": options.out,
         "answers": found.answers,
@@ -115,6 +121,7 @@ def _run(options: argparse.Namespace) -> Answer:
         "detection": found.detection,
         "like_held_out": found.like_held_out,
         "warnings": report.warnings,
+        "skipped": skipped,
     }
     return Answer(lines, told)
 

@@ -17,6 +17,7 @@ from .shared import (
     answering,
     every_warning_shown,
     file_in_a_folder,
+    model_file,
     read_data,
 )
 
@@ -45,7 +46,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=model_file,
         required=True,
         metavar="FILE",
         help="the calibrated model, as .safetensors; it may be the same file",

@@ -16,6 +16,7 @@ from .shared import (
     add_network,
     answering,
     file_in_a_folder,
+    model_file,
     read_data,
     words,
 )
@@ -88,7 +89,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_fitting(parser)
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="the model, as .safetensors"
+        "--out", type=model_file, required=True, metavar="FILE", help="the model, as .safetensors"
     )
     add_data(parser)
     add_common(parser)

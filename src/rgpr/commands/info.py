@@ -46,6 +46,11 @@ def _of_model(path: Path) -> dict[str, Any]:
     from ..saving.container import read
 
     tensors, about, version = read(path)
+    if about.get("kind") == "monitor":
+        raise ValueError(
+            f"{path} is the state of a monitor and no model: rgpr monitor FILE DATA --model M "
+            f"--state {path} goes on with it. Name the model's file instead"
+        )
     learned = {k.removeprefix("learned."): t for k, t in tensors.items() if "learned." in k}
     count = learned.get("_fit_count")
     network = [t for name, t in tensors.items() if name.startswith("network.")]

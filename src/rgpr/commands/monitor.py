@@ -89,7 +89,8 @@ def _run(options: argparse.Namespace) -> Answer:
         file_in_a_folder(options.log, added_to=True)
     if options.plot is not None:
         check_form(options.plot)
-    options.state = Path(os.path.realpath(options.state))  # two links to one state are one state
+    if options.state.is_symlink():  # two links to one state are one state
+        options.state = Path(os.path.realpath(options.state))
     lock = options.state.with_name(f"{options.state.name}.lock")
     with alone(lock, options.state, "--state"):
         return _run_alone(options)
@@ -120,6 +121,9 @@ def _run_alone(options: argparse.Namespace) -> Answer:
     taken_up = unfinished.rows
     if not unfinished.finished:
         _read(monitor, data, unfinished)
+        if monitor.count == unfinished.before:
+            options.state.with_name(f"{options.state.name}.part").unlink(missing_ok=True)
+            raise data.without_rows()
         unfinished.finish(monitor)
     # What follows is made from the state, and made again if this run is started again.
     line = monitor.to_json_line()
@@ -134,13 +138,21 @@ def _run_alone(options: argparse.Namespace) -> Answer:
     told = json.loads(line)
     new = monitor.when is not None and monitor.when > unfinished.before
     return Answer(
-        [data.about, *_said(options.state, unfinished, taken_up, monitor)],
-        {**told, "state": options.state, "new": new, "taken_up": taken_up},
+        [data.about, *_said(options.state, unfinished, taken_up, monitor, data.skipped)],
+        {
+            **told,
+            "state": options.state,
+            "new": new,
+            "taken_up": taken_up,
+            "skipped": data.skipped,
+        },
         ALARM if monitor.alarm else 0,
     )
 
 
-def _said(state: Path, run: Unfinished, taken_up: int, monitor: Monitor) -> list[str]:
+def _said(
+    state: Path, run: Unfinished, taken_up: int, monitor: Monitor, skipped: list[str]
+) -> list[str]:
     """What a run did, in words."""
     if run.finished:
         before = "the same command finished this run before, so nothing was read"
@@ -149,6 +161,7 @@ def _said(state: Path, run: Unfinished, taken_up: int, monitor: Monitor) -> list
         *([f"went on behind {taken_up} rows of an earlier run"] if taken_up else []),
         f"read {monitor.count - run.before} inputs, {monitor.count} in all",
         repr(monitor),
+        *(f"left out: {line}" for line in skipped),
         f"wrote {state}",
     ]
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .overwriting import refuse_overwriting
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -33,6 +35,7 @@ __all__ = [
     "count",
     "every_warning_shown",
     "file_in_a_folder",
+    "model_file",
     "read_data",
     "settings_of",
     "size",
@@ -70,6 +73,7 @@ def answering(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse
         aside = redirect_stdout(sys.stderr) if options.json else nullcontext()
         try:
             with _warnings_as_lines(name), aside:
+                refuse_overwriting(options)
                 answer = run(options)
         except (ValueError, TypeError, RuntimeError, OSError, KeyError) as error:
             if options.traceback:
@@ -332,6 +336,15 @@ def file_in_a_folder(path: Path, *, added_to: bool = False) -> None:
         raise PermissionError(
             f"you may not write {path.name} in {path.parent}; name a file in another folder"
         )
+
+
+def model_file(text: str) -> Path:
+    """A file that a model is written to."""
+    if not text.endswith(".safetensors"):
+        raise argparse.ArgumentTypeError(
+            f"'{text}': expected a name that ends in .safetensors, as a model's file has"
+        )
+    return Path(text)
 
 
 def words(text: str) -> tuple[str, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
+from zlib import error as ZlibError
 
 import numpy as np
 import torch
@@ -48,7 +50,10 @@ class Arrays(Source):
                         f"{listed(sorted(file))}"
                     )
                 self.y = None if y is None else _targets(_numbers(file[y], y), reading.dtype)
-        except (ValueError, OSError, EOFError) as error:
+        except (BadZipFile, ZlibError, EOFError, NotImplementedError) as error:
+            why = str(error) or "it ends too early"
+            raise ValueError(f"{path} is damaged ({why}); write or copy it again") from error
+        except (ValueError, OSError, RuntimeError) as error:
             if "pickle" in str(error):  # numpy's advice is to open it all the same
                 raise ValueError(
                     f"{path} is no .npz file, or holds Python objects, which are not opened; write "

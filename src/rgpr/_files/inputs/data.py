@@ -90,8 +90,12 @@ class Data:
                 empty = False
                 yield piece.x if piece.y is None else (piece.x, piece.y), piece.names
         if empty:
-            why = f" that can be read: {self.skipped[0]}" if self.skipped else ""
-            raise ValueError(f"{self.name} has no rows{why}")
+            raise self.without_rows()
+
+    def without_rows(self) -> ValueError:
+        """What to raise after a pass that found no row."""
+        why = f" that can be read: {self.skipped[0]}" if self.skipped else ""
+        return ValueError(f"{self.name} has no rows{why}")
 
     def first(self) -> Any:
         """The first batch."""
@@ -211,9 +215,9 @@ def read(path: str | Path, *, target: str | None = None, batch_size: int = 256, 
     source: Source
     if path.is_dir():
         source = Images(path, reading)
-    elif path.suffix == ".npz":
+    elif path.suffix.lower() == ".npz":
         source = Arrays(path, reading)
-    elif path.suffix in (".parquet", ".csv"):
+    elif path.suffix.lower() in (".parquet", ".csv"):
         source = Table(path, reading)
     else:
         raise ValueError(

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..._text import listed
 from .sources import Piece, Reading, Source
 
-__all__ = ["ENDINGS", "Images"]
+__all__ = ["Images", "image_files"]
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "I;16L")
@@ -46,7 +46,7 @@ class Images(Source):
                 "out --divide; --mean and --std normalise them"
             )
         self.path, self._reading = path, reading
-        folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and _shown(entry))
+        folders = _folders(path)
         names = [folder.name for folder in folders]
         classes = list(reading.classes or names)
         unknown = [name for name in names if name not in classes]
@@ -124,7 +124,7 @@ class Images(Source):
             )
         size = self._reading.size
         if size is not None and (image.height, image.width) != size:
-            image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+            image = _mixable(image).resize((size[1], size[0]), Image.Resampling.BILINEAR)
         elif size is None and (image.height, image.width) != self._form.size:
             here, there = (image.height, image.width), self._form.size
             raise ValueError(
@@ -155,6 +155,16 @@ class Images(Source):
         return pixels
 
 
+def _mixable(image: Any) -> Any:
+    """The image with pixels that can be averaged, which numbers of colours and bits cannot be."""
+    if image.mode == "1":
+        return image.convert("L")
+    if image.mode in ("P", "PA"):
+        clear = image.mode == "PA" or "transparency" in image.info
+        return image.convert("RGBA" if clear else "RGB")
+    return image
+
+
 class _UnreadableError(Exception):
     """An image that cannot be read, with the reason."""
 
@@ -164,9 +174,21 @@ def _shown(path: Path) -> bool:
     return not path.name.startswith(".") and path.suffix != ".parts"
 
 
+def image_files(path: Path) -> list[Path]:
+    """Every image that is read of a folder, in it and in its folders of classes."""
+    return [file for folder in (path, *_folders(path)) for file in _images(folder)]
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(entry for entry in path.iterdir() if entry.is_dir() and _shown(entry))
+
+
 def _images(folder: Path) -> list[Path]:
+    """The images of a folder, also links to nothing, which turn out to be unreadable."""
     return sorted(
         entry
         for entry in folder.iterdir()
-        if entry.suffix.lower() in ENDINGS and entry.is_file() and _shown(entry)
+        if entry.suffix.lower() in ENDINGS
+        and (entry.is_file() or not entry.exists())
+        and _shown(entry)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,7 +100,7 @@ class Table(Source):
             )
 
     def rows(self) -> int:
-        if self.path.suffix == ".parquet":
+        if self.path.suffix.lower() == ".parquet":
             import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
             return int(pq.read_metadata(self.path).num_rows)
@@ -132,7 +133,7 @@ class Table(Source):
         return Piece(inputs, self._labels(torch.from_numpy(y.copy())) if self._target else None)
 
     def _labels(self, y: Tensor) -> Tensor:
-        whole = len(self._whole) == len(self._target) and not bool(y.isnan().any())
+        whole = len(self._whole) == len(self._target) and bool((y.isfinite() & (y % 1 == 0)).all())
         y = y.long() if whole else y.to(at_least_float32(self._dtype))
         return y[:, 0] if len(self._target) == 1 else y
 
@@ -152,19 +153,35 @@ class Table(Source):
     # -- files -------------------------------------------------------------------------------------
 
     def _schema(self) -> Any:
-        if self.path.suffix == ".parquet":
+        if self.path.suffix.lower() == ".parquet":
             import pyarrow.parquet as pq
 
             return pq.read_schema(self.path)
         import pyarrow.csv as pc  # type: ignore[import-untyped]
 
+        self._refuse_other_separators()
         with pc.open_csv(self.path) as reader:
             return reader.schema
+
+    def _refuse_other_separators(self) -> None:
+        """Spreadsheets of some countries write semicolons, which would make one column of all.
+
+        Raises:
+            ValueError: The names of the columns have semicolons or tabs between them.
+        """
+        with self.path.open("rb") as file:
+            names = re.sub(rb'"[^"]*"', b"", file.readline(1 << 20))  # quoted names may have any
+        for separator, word in ((b";", "semicolons"), (b"\t", "tabs")):
+            if separator in names and b"," not in names:
+                raise ValueError(
+                    f"{self.path}: its columns are separated by {word}; save it with commas "
+                    "between columns, and points in decimal numbers"
+                )
 
     def _batches(self) -> Iterator[Any]:
         names = [*(self.columns or ()), *self._target]
         with self._refusing():
-            if self.path.suffix == ".csv":
+            if self.path.suffix.lower() == ".csv":
                 yield from self._csv(names)
                 return
             import pyarrow.parquet as pq
@@ -186,10 +203,10 @@ class Table(Source):
                     yield batch.slice(first, _ROWS)
 
     def _decimal(self, name: str) -> bool:
-        """Whether a column of a csv file is read as decimal numbers: all inputs but booleans."""
+        """Whether a column of a csv file is read as decimal numbers: all but booleans."""
         import pyarrow as pa
 
-        return not pa.types.is_boolean(self._kinds[name]) and name not in self._target
+        return not pa.types.is_boolean(self._kinds[name])
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:

@@ -98,7 +98,11 @@ def _predictions(model: RGPR, levels: Levels) -> Callable[[Tensor], Arrays]:
             "and intervals need; run rgpr calibrate with labelled data"
         )
     alpha = _alpha(levels, model._references is not None)
+    if model._references is not None:
+        conformal.check_level("--alpha", alpha, model._references)
     coverage = 0.9 if levels.coverage is None else levels.coverage
+    if not 0 < coverage < 1:
+        raise ValueError(f"--coverage {coverage} must lie between 0 and 1: a probability")
 
     def of(x: Tensor) -> Arrays:
         found = model.predict([(x, None)], alpha=alpha, coverage=coverage, progress=False)
@@ -153,7 +157,7 @@ def from_program(path: Path, levels: Levels) -> Answers:
     names = described.get("outputs") or _names(path, outputs)
     alpha = _alpha(levels, "p_value" in names)
     if references is not None and not levels.scores:
-        conformal.check_level("alpha", alpha, torch.empty(references))
+        conformal.check_level("--alpha", alpha, torch.empty(references))
     likelihood = None if named is None else likelihood_named(named)
 
     @torch.no_grad()

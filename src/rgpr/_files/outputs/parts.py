@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from ..._atomic import replacing
+from ..._atomic import put_in_place, replacing
 from ..._resuming import alone, check_same
-from ..inputs.images import ENDINGS
+from ..inputs.images import image_files
 
 __all__ = ["Parts", "fingerprint"]
 
@@ -34,7 +34,7 @@ class Parts:
     """The finished chunks of one output file.
 
     Args:
-        out: The file.
+        out: The file. A link stays one: the file that it points to is replaced.
         settings: All that the answers depend on, for JSON.
         restart: Throw away what another run left.
 
@@ -48,6 +48,9 @@ class Parts:
     """
 
     def __init__(self, out: Path, settings: Mapping[str, Any], *, restart: bool = False) -> None:
+        self._form = out.suffix
+        if out.is_symlink():
+            out = Path(os.path.realpath(out))
         if not out.parent.is_dir():
             raise FileNotFoundError(f"no folder {out.parent} to write {out.name} in; make it first")
         if out.is_dir():
@@ -106,9 +109,9 @@ class Parts:
     @contextmanager
     def finishing(self) -> Iterator[Path]:
         """A path for the joined file, which takes its place once it is written; parts go then."""
-        joined = self.folder / f"joined{self.out.suffix}"
+        joined = self.folder / f"joined{self._form}"
         yield joined
-        os.replace(joined, self.out)
+        put_in_place(joined, self.out)
         self._remove()
 
     def _remove(self) -> None:
@@ -118,12 +121,16 @@ class Parts:
 
 
 def fingerprint(path: Path) -> str:
-    """What changes when a file, or any image of a folder, is written to: sizes and times."""
-    inside = path.rglob("*") if path.is_dir() else [path]
-    files = sorted(file for file in inside if file == path or file.suffix.lower() in ENDINGS)
+    """What changes when a file, or any image that is read of a folder, is written to.
+
+    These are sizes and times; an image that is not there, as behind a broken link, has neither.
+    """
     digest = hashlib.sha256()
-    for file in files:
-        about = file.stat()
-        name = file.relative_to(path).as_posix()
-        digest.update(f"{name}\0{about.st_size}\0{about.st_mtime_ns}\n".encode())
+    for file in image_files(path) if path.is_dir() else [path]:
+        try:
+            about = file.stat()
+            when = f"{about.st_size}\0{about.st_mtime_ns}"
+        except OSError:
+            when = "not there"
+        digest.update(f"{file.relative_to(path).as_posix()}\0{when}\n".encode())
     return digest.hexdigest()[:16]
