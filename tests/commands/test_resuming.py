@@ -465,6 +465,22 @@ def test_a_monitor_that_reads_nothing_fails(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs permissions as POSIX has them")
+def test_a_state_keeps_its_link_and_its_permissions(fitted: Path, here: Path) -> None:
+    stream(here)
+    assert main(monitor("before.npz", "kept.safetensors")) == 0
+    kept, link = here / "kept.safetensors", here / "s.safetensors"
+    kept.chmod(0o660)
+    before = kept.read_bytes()
+    link.symlink_to(kept)
+    with np.load(here / "stream.npz") as more:
+        np.savez(here / "more.npz", x=more["x"][:50])
+    assert main(monitor("more.npz", "s.safetensors")) == 0
+    assert link.is_symlink()
+    assert kept.read_bytes() != before
+    assert kept.stat().st_mode & 0o777 == 0o660
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions as POSIX has them")
 def test_answers_keep_links_and_permissions(fitted: Path, here: Path) -> None:
     (here / "elsewhere").mkdir()
     kept = here / "elsewhere" / "kept.text"
