@@ -13,6 +13,11 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 
+def noise(n: int, seed: int, scale: float = 1.0) -> Tensor:
+    """Inputs ``(n, 4)`` for :func:`mlp`, the same for the same seed."""
+    return scale * torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
+
+
 def mlp(inputs: int = 4, outputs: int = 3, width: int = 16, hidden: int = 2) -> nn.Sequential:
     sizes = [inputs] + [width] * hidden
     layers: list[nn.Module] = []

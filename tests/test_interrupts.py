@@ -193,14 +193,44 @@ def test_a_fork_while_another_thread_predicts() -> None:
     check()
 
 
+class Telling(nn.Linear):
+    """Tells, the first time that its mode is asked for, and waits for what is done about it."""
+
+    asked: Callable[[], None] | None = None
+
+    @property
+    def training(self) -> bool:
+        tell, Telling.asked = Telling.asked, None
+        if tell is not None:
+            tell()
+        return self.__dict__["mode"]
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        self.__dict__["mode"] = mode
+
+
 def test_a_thread_that_finds_evaluation_mode_keeps_it() -> None:
-    """Another thread switched the modes just before, and leaves first."""
-    network = mlp().train()
-    first, second = evaluating(network), evaluating(network)
-    with second, first, first, second:
+    """Another thread switches the modes just as this one looks at them, and leaves first."""
+    network = Telling(4, 3).train()
+    entered, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with evaluating(network) as modes, modes:
+            entered.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=other)
+
+    def between() -> None:
+        thread.start()
+        entered.wait(1)  # in vain where this thread keeps the other out while it looks
+
+    Telling.asked = between
+    with evaluating(network) as modes, modes:
+        leave.set()
+        thread.join()
         assert not network.training
-        first.__exit__(None)
-        assert not any(module.training for module in network.modules())
     assert network.training
 
 

@@ -85,12 +85,11 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def _runs(process: int) -> bool:
-    if os.name != "posix":  # elsewhere the question itself would end the process
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it belongs to somebody else
-        return True
+    if os.name == "posix":  # elsewhere the question itself would end the process
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass  # it runs, for somebody else
     return True

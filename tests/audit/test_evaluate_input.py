@@ -11,14 +11,10 @@ import torch
 from torch import Tensor
 
 import rgpr
-from networks import mlp
+from networks import mlp, noise
 from rgpr import metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def noise(n: int, seed: int, scale: float = 1.0) -> Tensor:
-    return scale * torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(scope="module")

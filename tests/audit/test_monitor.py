@@ -14,15 +14,11 @@ import torch
 from torch import Tensor
 
 import rgpr
-from networks import Task, mlp
+from networks import Task, mlp, noise
 from rgpr.audit.monitor.performance import WINDOWS
 from rgpr.audit.monitor.trace import POINTS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def noise(n: int, seed: int, scale: float = 1.0) -> Tensor:
-    return scale * torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,9 @@ import torch
 from torch import Tensor
 
 import rgpr
-from networks import mlp
+from networks import mlp, noise
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def noise(n: int, seed: int, scale: float = 1.0) -> Tensor:
-    return scale * torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +162,15 @@ def test_labels_and_numbers_are_checked_as_such() -> None:
         predicted[0, 1] = wrong
         with pytest.raises(ValueError, match="row 0"):
             monitor.label([[1, 0, 1]], [2], predicted=predicted)
+
+
+def test_predictions_spare_the_network_another_run(model: rgpr.RGPR) -> None:
+    monitor, runs = rgpr.Monitor(model), []
+    monitor.update(noise(20, 3))
+    predicted = model(noise(20, 3)).detach()
+    y = torch.zeros(10, dtype=torch.long)
+    monitor.label(y, range(1, 11), predicted=predicted[:10])
+    handle = model.posterior.network.register_forward_pre_hook(lambda *_: runs.append(1))
+    monitor.label(y, range(11, 21), predicted=predicted[10:])
+    handle.remove()
+    assert not runs

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..residual.variance import CLASS_UNIT
 from .container import check_same_network, read, write
-from .parts import Parts, complete, describe, part, put_together
+from .parts import Parts, describe, part, put_together
 
 __all__ = ["load", "save"]
 
@@ -60,8 +60,7 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> tuple[Parts, dict[
     weights = part(tensors, "network.")
     check_same_network(weights, network, path)
     if version == 1:
-        with complete(path):
-            tensors, about = _from_first_format(tensors, about, path)
+        tensors, about = _from_first_format(tensors, about, path)
     return put_together(about, tensors, network, path), weights
 
 

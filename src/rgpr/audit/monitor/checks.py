@@ -6,6 +6,7 @@ import math
 from datetime import datetime
 from numbers import Integral, Real
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from ...model import RGPR
 
 __all__ = ["check_predictions", "check_settings", "input_numbers", "seconds"]
 
+# The numbers of columns that models return. Predictions are given so that the network need not run
+# again, so it runs once for all of them.
+_KNOWN: WeakKeyDictionary[RGPR, int | None] = WeakKeyDictionary()
 # How far from one a row of probabilities may sum, beside what its dtype rounds.
 _OFF = 1e-3
 
@@ -99,7 +103,9 @@ def check_predictions(predicted: Tensor, model: RGPR, *, made: bool) -> None:
     """
     likelihood = model._likelihood
     kind = "probabilities" if isinstance(likelihood, LabelLikelihood) else "means"
-    classes = None if made else _columns(model)
+    if not made and model not in _KNOWN:
+        _KNOWN[model] = _columns(model)
+    classes = None if made else _KNOWN[model]
     if predicted.dim() != 2 or classes not in (None, predicted.shape[1]):
         raise ValueError(
             f"predicted has shape {tuple(predicted.shape)}; expected {kind} "
