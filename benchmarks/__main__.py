@@ -18,7 +18,7 @@ from rgpr._atomic import replacing
 from .picture import draw
 from .table import markdown
 
-NAMES = ("prediction", "fitting", "growth", "gram", "startup", "bases", "tuning")
+NAMES = ("prediction", "profile", "fitting", "growth", "gram", "startup", "bases", "tuning")
 CPU_ONLY = ("bases", "tuning")
 
 
@@ -81,7 +81,7 @@ def show(case: str, result: dict[str, Any]) -> None:
     print(f"  {case}")
     if "exponents" in result:
         for name, exponent in result["exponents"].items():
-            times = [r[name]["seconds"] * 1e3 for r in result["sizes"].values()]
+            times = [r[name]["seconds"] * 1e3 for r in result["sizes"].values() if name in r]
             shown = "  ".join(f"{t:.2f}" for t in times)
             print(f"    {name:15}exponent {exponent:.2f}   ms: {shown}", flush=True)
         return

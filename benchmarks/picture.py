@@ -48,9 +48,9 @@ def draw(results: dict[str, Any], path: Path) -> bool:
         below = rows[1].subgridspec(1, columns, wspace=0.4)
         for column, (axis, content) in enumerate(growth.items()):
             panel = figure.add_subplot(below[column])
-            sizes = [int(size) for size in content["sizes"]]
             for name, exponent in content["exponents"].items():
-                times = [r[name]["seconds"] * 1e3 for r in content["sizes"].values()]
+                points = {int(n): r[name] for n, r in content["sizes"].items() if name in r}
+                sizes, times = [*points], [r["seconds"] * 1e3 for r in points.values()]
                 panel.loglog(sizes, times, "o-", ms=3, lw=1, label=f"{name}: {exponent:.2f}")
             panel.set_xlabel(axis, fontsize=8)
             panel.set_ylabel("ms" if column == 0 else "", fontsize=8)

@@ -38,13 +38,21 @@ def _cases(name: str, cases: dict[str, Any]) -> str:
 
 
 def _growth(axes: dict[str, Any]) -> str:
-    lines = [_row(["growth with", "of", "exponent", "ms"]), "|---|---|---|---|"]
+    lines = [_row(["growth with", "of", "exponent", "ms", "of memory", "MiB"]), "|---" * 6 + "|"]
     for axis, content in axes.items():
-        sizes = list(content["sizes"])
         for name, exponent in content["exponents"].items():
-            times = [_short(r[name]["seconds"] * 1e3) for r in content["sizes"].values()]
-            pairs = ", ".join(f"{size}: {t}" for size, t in zip(sizes, times, strict=True))
-            lines.append(_row([axis, name, f"{exponent:.2f}", pairs]))
+            points = {size: r[name] for size, r in content["sizes"].items() if name in r}
+            times = [f"{size}: {_short(r['seconds'] * 1e3)}" for size, r in points.items()]
+            memory = [
+                f"{size}: {_short(r['memory'] / 2**20)}"
+                for size, r in points.items()
+                if "memory" in r
+            ]
+            grows = content.get("memory exponents", {}).get(name)
+            shown = "" if grows is None else f"{grows:.2f}"
+            lines.append(
+                _row([axis, name, f"{exponent:.2f}", ", ".join(times), shown, ", ".join(memory)])
+            )
     return "\n".join(lines)
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import gc
+import json
 import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping
+from itertools import accumulate
+from operator import itemgetter
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -114,6 +119,23 @@ def _memory(run: Callable[[], Any]) -> int:
     run()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
+
+
+def tensor_memory(run: Callable[[], Any]) -> int:
+    """The most bytes that tensors on a CPU take at a time during a call, by torch's profiler.
+
+    What other libraries allocate by themselves, such as scikit-learn's trees, is not seen.
+    """
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with TemporaryDirectory() as folder:
+        with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+            kept = run()
+        trace = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    changes = [(each["ts"], each["args"]["Bytes"]) for each in events if each["name"] == "[memory]"]
+    del kept
+    return max(accumulate(size for _, size in sorted(changes, key=itemgetter(0))), default=0)
 
 
 def slope(sizes: list[int], seconds: list[float]) -> float:

@@ -21,3 +21,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print(f"\ninterrupted {done}", file=sys.stderr)
         return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

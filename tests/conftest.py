@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from networks import Task, train_digits
 
@@ -17,6 +17,14 @@ if not torch.cuda.is_available():
 # Derandomised: a failure in CI is a failure at home. Examples take as long as they take.
 settings.register_profile("rgpr", derandomize=True, deadline=None, max_examples=30)
 settings.register_profile("nightly", derandomize=True, deadline=None, max_examples=100)
+# For `make mutants`, where a test runs often and only whether it fails counts.
+settings.register_profile(
+    "mutants",
+    derandomize=True,
+    deadline=None,
+    max_examples=10,
+    phases=[Phase.explicit, Phase.generate],
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "rgpr"))
 
 with warnings.catch_warnings(), contextlib.suppress(ModuleNotFoundError):

@@ -17,6 +17,8 @@ from rgpr.cli import EXTRAS, main
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    import rgpr._demo  # noqa: F401  the command would catch the error about a missing extra
+
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
     assert main(["demo", "--out", str(out), "--quick"]) == 0
     return {"out": out, **json.loads((out / "results.json").read_text())}
@@ -58,6 +60,7 @@ def test_demo_and_its_report_say_the_same(demo: dict[str, Any]) -> None:
     assert "<img" in html  # flat digits are drawn as images
 
 
+@pytest.mark.usefixtures("demo")
 def test_demo_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["demo", "--out", str(tmp_path), "--quick", "--seed", "1"])
     printed = capsys.readouterr().out

@@ -300,6 +300,21 @@ def test_activations_far_from_zero_keep_their_digits(seed: int, wide: bool) -> N
         torch.testing.assert_close(u, expected, rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("apart", [10.0, 100.0, 1e4])
+def test_classes_far_apart_keep_a_row_from_depending_on_its_batch(apart: float) -> None:
+    """By up to 3e-3 at a distance of 10 000 spreads, and by 2e-6 at ten, it did."""
+    y = torch.arange(400) % 5
+    mix = torch.randn(48, 48) / 48**0.5
+    h = apart * torch.randn(5, 48)[y] + torch.randn(400, 48) @ mix
+    coordinates = collected(Strategy("prototypes", "pooled"), h, y)
+    u = coordinates.unit_variance(h)
+    for size in (1, 2, 7, 64):
+        parts = torch.cat([coordinates.unit_variance(rows) for rows in h.split(size)])
+        torch.testing.assert_close(parts, u, rtol=1e-6, atol=0)
+    expected = nearest_distance(h, h, y).pow(3) / 3
+    torch.testing.assert_close(u, expected, rtol=3e-7 * (10 + apart), atol=0)
+
+
 def test_reductions() -> None:
     images, tokens = torch.randn(3, 4, 5, 6), torch.randn(3, 7, 4).transpose(1, 2)
     assert torch.equal(reduce(images, "raw"), images.flatten(1))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -259,6 +260,24 @@ def test_compiled_calls_notice_buffers_and_hooks_that_come_later() -> None:
     handle.remove()
     model(x)
     assert len(seen) == 2
+
+
+def test_no_size_compiles_again() -> None:
+    """One graph for the first size, one for a single row, and one for all other sizes."""
+    model = rgpr.RGPR(mlp()).fit([blobs()[0]]).requires_grad_(False)
+    x, compiled = blobs()[0], []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
+        compiled.append(graph)
+        return graph
+
+    expected = model(x)
+    model.compile(backend=backend)
+    counts = []
+    for size in (60, 5, 7, 20, 1, 2, 60, 1, 33):
+        torch.testing.assert_close(model(x[:size]), expected[:size], rtol=1e-5, atol=1e-6)
+        counts.append(len(compiled))
+    assert counts == [1, 2, 2, 2, 3, 3, 3, 3, 3]
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import rgpr
+from devices import USES_GPU
 from networks import blobs, far_from_zero, laplace_over_blobs, mlp
 from references import nearest_distance
 from rgpr._backend import arithmetic as fused
@@ -31,6 +32,8 @@ from rgpr.residual.collecting import Collector
 from rgpr.residual.prototypes import Prototypes
 from rgpr.residual.recipes import Strategy
 from rgpr.saving.export import program
+
+pytestmark = USES_GPU
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 # Triton's interpreter cannot turn a float64 into a bfloat16; a GPU can.
@@ -185,7 +188,7 @@ def test_packed_values_that_are_not_finite_or_huge_stay_in_their_rows(by_kernels
     h[1, 0], h[2, 1], h[3, 0], h[3, 2], h[4] = torch.inf, torch.nan, torch.inf, torch.nan, 1e38
     eye, centers = torch.eye(3), torch.zeros(2, 3)
     ours = packed([(torch.zeros(3), eye, centers, None)]).unit_variances({0: h})[0]
-    assert ours[:2].tolist() == [1 / 3, torch.inf]
+    assert ours[:2].tolist() == pytest.approx([1 / 3, torch.inf], rel=1e-14)
     assert ours[2:4].isnan().all()
     assert ours[4].item() == pytest.approx(1e114 / 3, rel=1e-5)
 
@@ -315,7 +318,7 @@ def test_values_that_are_not_finite_stay_in_their_rows(operations: Any) -> None:
     rows, peak = operations.peak_out(h)
     products = torch.cat([rows, rows @ torch.zeros(3, 2)], 1)
     ours = operations.nearest_cubes(products, torch.zeros(2, 3), torch.zeros(2), peak, None)
-    assert ours[:2].tolist() == [1 / 3, torch.inf]
+    assert ours[:2].tolist() == pytest.approx([1 / 3, torch.inf], rel=1e-14)
     assert ours[2:].isnan().all()
 
 
@@ -380,6 +383,21 @@ def test_probit(
     assert ours.dtype == dtype
     rounding = 1e-9 if dtype == torch.float64 else torch.finfo(dtype).eps
     torch.testing.assert_close(ours.double(), expected, rtol=rounding, atol=rounding / 100)
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")
+def test_an_infinite_layer_beside_a_silent_one(operations: Any) -> None:
+    """The variance is infinite and no NaN, so the answer is the uniform distribution."""
+    if operations is fused:
+        pytest.skip("in plain torch the residual does this, which has its own test")
+    one = torch.tensor(1.0).double()
+    scales = fused.ProbitScales(
+        one.expand(3).clone(), one, one, one.expand(3).clone(), 1e-3, one, 1e12
+    )
+    u = torch.tensor([[1.0, torch.inf, 0.0], [1e3, 0.0, torch.inf]]).double()
+    mean = torch.tensor([[5.0, 0.0], [0.0, 5.0]])
+    ours = operations.fused_probit(mean, torch.zeros(2, 2).double(), u, scales)
+    assert ours.tolist() == [[0.5, 0.5], [0.5, 0.5]]
 
 
 @pytest.fixture

@@ -298,6 +298,28 @@ def test_layers_do_not_depend_on_the_order_of_the_data() -> None:
         assert rgpr.RGPR(network).fit([data], progress=False).layers == ["input", "last:input"]
 
 
+@pytest.mark.parametrize("residual", ["onset", "paper"])
+@pytest.mark.parametrize("seed", range(4, 8))
+def test_layers_behind_a_dead_one_do_not_amplify_rounding(residual: str, seed: int) -> None:
+    """They are constant up to rounding, which differs between batches: scores moved by up to 10."""
+    torch.manual_seed(seed)
+    network = mlp(6, 16, hidden=1, width=16).append(nn.ReLU())
+    network += nn.Sequential(nn.Linear(16, 8), nn.ReLU(), mlp(8, 64, hidden=1), nn.ReLU())
+    network += nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+    with torch.no_grad():
+        network[4].bias.fill_(-1e3)
+    network.double()
+    x = torch.randn(60, 6).double()
+    model = rgpr.RGPR(network, residual=residual).fit([x[:31], x[31:]], progress=False)
+    new = torch.randn(40, 6).double()
+    with torch.no_grad():
+        whole, score = model(new), model.score(new)
+        for size in (1, 2, 7):
+            parts = [(model(rows), model.score(rows)) for rows in new.split(size)]
+            torch.testing.assert_close(torch.cat([p for p, _ in parts]), whole, atol=1e-5, rtol=0)
+            torch.testing.assert_close(torch.cat([s for _, s in parts]), score, atol=1e-5, rtol=0)
+
+
 def test_batches_of_one() -> None:
     class Positions(nn.Module):
         def __init__(self) -> None:

@@ -21,6 +21,7 @@ ORDER = [
     ("baselines",),
     ("integrations",),
     ("model",),
+    ("states",),
     ("tuning", "guarantee", "saving"),
     ("answers",),
     ("extension",),
@@ -30,7 +31,7 @@ ORDER = [
     ("likelihoods",),
     ("_network", "kernels", "metrics"),
     ("_axes",),
-    ("_backend", "_discovery", "_atomic", "_progress", "_resuming", "_text"),
+    ("_backend", "_discovery", "_atomic", "_images", "_progress", "_resuming", "_text"),
 ]
 RANK = {name: rank for rank, row in enumerate(ORDER) for name in row}
 MODULES = {

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -232,6 +233,36 @@ def test_a_thread_that_finds_evaluation_mode_keeps_it() -> None:
         thread.join()
         assert not network.training
     assert network.training
+
+
+class TellingLate(OrderedDict[int, bool]):
+    """Lets another thread run before it notes that a hook takes keywords."""
+
+    other: Callable[[], None] | None = None
+
+    def __setitem__(self, key: int, value: bool) -> None:
+        other, self.other = self.other, None
+        if other is not None:
+            other()
+        super().__setitem__(key, value)
+
+
+def test_a_thread_that_runs_a_layer_whose_input_is_about_to_be_read() -> None:
+    """Torch has registered the hook then, and calls it without the keywords that it asked for."""
+    network, x = nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 3)), torch.randn(40, 4)
+    model = rgpr.RGPR(network, layers=["2:input"]).fit([x], progress=False)
+    expected, found = network(x), []
+
+    def run() -> None:
+        thread = threading.Thread(target=lambda: found.append(network(x)))
+        thread.start()
+        thread.join()
+
+    late = TellingLate()
+    late.other = run
+    network[2]._forward_pre_hooks_with_kwargs = late
+    model(x)
+    assert torch.equal(found[0], expected)
 
 
 def test_a_step_within_a_step_leaves_the_lock_with_the_outer_one() -> None:

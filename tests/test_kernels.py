@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import math
 import resource
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -93,6 +95,20 @@ def test_relu_features_shape_and_sides() -> None:
     assert torch.equal(features, relu_features(-x, 6, c_max=2.0).roll(3, dims=-1))
 
 
+def test_two_features_are_the_two_sides() -> None:
+    x = torch.tensor([-3.0, 0.5])
+    expected = torch.tensor([[0.0, 3.0], [0.5, 0.0]])
+    torch.testing.assert_close(relu_features(x, 2, c_max=4.0), math.sqrt(4.0) * expected)
+
+
+def test_features_have_the_digits_of_their_dtype() -> None:
+    x, k, c_max = 0.77, 20, 1.3
+    starts = [c_max * i / 9 for i in range(10)]
+    expected = [math.sqrt(c_max / 10) * max(0.0, x - start) for start in starts]
+    ours = relu_features(torch.tensor(x, dtype=torch.float64), k, c_max=c_max)
+    assert ours[:10].tolist() == pytest.approx(expected, rel=1e-12, abs=1e-15)
+
+
 def test_no_cancellation_in_float32() -> None:
     """Where the expanded polynomial has no correct digit left, ours has all of float32's."""
     x = torch.tensor([1e4, 1e4 + 1])
@@ -114,6 +130,7 @@ def test_no_cancellation_with_an_offset() -> None:
 def test_infinite_inputs() -> None:
     inf = torch.tensor(torch.inf)
     assert cubic_spline(inf, torch.tensor(-1.0)) == 0
+    assert cubic_spline(inf, torch.tensor(0.0)) == 0  # where the first feature starts
 
 
 @given(seeds, st.integers(1, 6), offsets)
@@ -129,6 +146,14 @@ def test_diagonal_has_float64s_range(scale: float) -> None:
     x = torch.tensor([[1.0, -0.5, 0.25]]) * scale
     expected = (x.double().abs() ** 3).mean(-1) / 3
     torch.testing.assert_close(dscs_diag(x, dtype=torch.float64), expected, rtol=1e-6, atol=0)
+
+
+def test_diagonal_of_a_row_does_not_depend_on_other_rows() -> None:
+    """A row is scaled by its own peak: by a larger one its cubes would underflow."""
+    x = torch.tensor([[1e-12, 2e-12], [1.0, -2.0], [1e30, 3e30]])
+    alone = torch.cat([dscs_diag(row[None], dtype=torch.float64) for row in x])
+    assert (alone > 0).all()
+    assert torch.equal(dscs_diag(x, dtype=torch.float64), alone)
 
 
 def test_diagonal_of_special_values() -> None:
@@ -186,10 +211,31 @@ def test_gram_in_blocks_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = dscs_gram(x, y)
     torch.testing.assert_close(blocks, whole)
     torch.testing.assert_close(torch.autograd.grad(blocks.sum(), x)[0], gradient)
+    with torch.no_grad():
+        torch.testing.assert_close(dscs_gram(x, y), whole)
     batched = dscs_gram(torch.stack([x, 2 * x]), y, variance=torch.tensor([1.0, 3.0]).double())
     torch.testing.assert_close(batched[1], 3 * dscs_gram(2 * x, y))
+    several = dscs_gram(x, torch.stack([y, 2 * y]))
+    torch.testing.assert_close(several, torch.stack([dscs_gram(x, y), dscs_gram(x, 2 * y)]))
     assert dscs_gram(x[:0], y).shape == (0, 13)
     assert dscs_gram(torch.empty(0, 4, 3), y.float()).shape == (0, 4, 13)
+
+
+def test_gradients_of_a_gram_matrix_keep_no_block() -> None:
+    """Blocks are computed anew when gradients are asked for, so autograd keeps the inputs alone."""
+    kept: list[int] = []
+    x, y = points(0, 60, 8).requires_grad_(), points(1, 50, 8)
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        dscs(x[:, None], y[None])
+        at_once = sum(kept)
+        kept.clear()
+        dscs_gram(x, y)
+    assert at_once >= 60 * 50 * 8 > 4 * sum(kept)
 
 
 _GRAM = """
@@ -219,11 +265,20 @@ def test_errors_name_the_trouble() -> None:
         dscs_diag([1.0, 2.0])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"\(3, 2\) and \(3, 4\)"):
         dscs(x, torch.ones(3, 4))
-    with pytest.raises(ValueError, match=r"X has shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"\(3, 2\) and \(3, 1\)"):
+        dscs_gram(x, x[:, :1])
+    for single, other in ((x[0, 0], x[0]), (x[0], x[0, 0])):
+        with pytest.raises(ValueError, match="the same number of features"):
+            dscs(single, other)
+    with pytest.raises(ValueError, match=r"^X has shape \(2,\)"):
         dscs_gram(x[0], x)
-    with pytest.raises(ValueError, match="offset = -1"):
-        dscs_diag(x, offset=-1)
-    with pytest.raises(ValueError, match="k = 5"):
-        relu_features(x, 5, c_max=1.0)
+    with pytest.raises(ValueError, match=r"^Y has shape \(2,\)"):
+        dscs_gram(x, x[0])
+    for kernel in (partial(dscs, x, x), partial(dscs_diag, x), partial(dscs_gram, x)):
+        with pytest.raises(ValueError, match="offset = -1"):
+            kernel(offset=-1)
+    for k in (0, 5):
+        with pytest.raises(ValueError, match=f"k = {k}"):
+            relu_features(x, k, c_max=1.0)
     with pytest.raises(ValueError, match="c_max = 0"):
         relu_features(x, 4, c_max=0)

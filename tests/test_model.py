@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import rgpr
+from devices import needs_gpu
 from networks import EVERY_NETWORK, LeNet, Task, mlp
 from references import unit_variance
 from rgpr import RGPR
@@ -244,7 +245,7 @@ def test_laplace_torchs_pred_type_is_understood() -> None:
         model(x, pred_type="nn")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 def test_on_a_gpu() -> None:
     network, x = LeNet().cuda().eval(), torch.randn(64, 1, 8, 8)
     model = RGPR(network).fit(x.split(16))  # a loader on the CPU

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import shutil
 import subprocess
 import sys
+import tomllib
+from hashlib import sha256
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -128,3 +134,65 @@ def test_the_wheel_holds_the_library_and_nothing_else(tmp_path: Path) -> None:
     assert "rgpr = rgpr_command:main" in entry_points
     assert "License-Expression: MIT" in metadata
     assert "Honest confidence" in metadata
+
+
+def test_a_commit_that_is_built_again_gives_the_same_bytes(tmp_path: Path) -> None:
+    """From another folder, with other dates and rights of files, in another time zone."""
+    pytest.importorskip("build", reason="needs the extra dev")
+    pytest.importorskip("hatchling", reason="needs the extra dev")
+    made: list[dict[str, str]] = []
+    for number, zone in enumerate(["UTC", "Asia/Kolkata"]):
+        copy = tmp_path / str(number) / "rgpr"
+        shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff"):
+            shutil.copy(ROOT / name, copy)
+        for path in copy.rglob("*.*"):
+            path.chmod(0o755 if path.is_dir() else 0o600 + 0o44 * number)
+            os.utime(path, (1e9 + 1e6 * number,) * 2)
+        done = subprocess.run(
+            [sys.executable, "-m", "build", "--no-isolation", "--outdir", copy / "dist", copy],
+            env={**os.environ, "SOURCE_DATE_EPOCH": "1700000000", "TZ": zone},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        files = (copy / "dist").iterdir()
+        made.append({path.name: sha256(path.read_bytes()).hexdigest() for path in files})
+    assert sorted(name.rpartition(".")[2] for name in made[0]) == ["gz", "whl"]
+    assert made[0] == made[1]
+
+
+def test_the_list_of_materials_names_what_the_wheel_needs(tmp_path: Path) -> None:
+    """By the command of `make release`, run on the environment of the tests."""
+    pytest.importorskip("cyclonedx_py", reason="needs the extra dev")
+    recipe = (ROOT / "Makefile").read_text()
+    found = re.search(r"cyclonedx-py (environment .*?) \\\n", recipe)
+    assert found is not None
+    listed = []
+    for name in ("one", "two"):
+        command = [sys.executable, "-m", "cyclonedx_py", *found[1].split()]
+        command += ["--output-file", str(tmp_path / name), sys.executable]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        listed.append((tmp_path / name).read_text())
+    assert listed[0] == listed[1]
+    materials = json.loads(listed[0])
+    root = materials["metadata"]["component"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (root["name"], root["version"]) == (project["name"], project["version"])
+    (needed,) = (d["dependsOn"] for d in materials["dependencies"] if d["ref"] == root["bom-ref"])
+    declared = {re.split(r"[<>=]", text)[0] for text in project["dependencies"]}
+    assert declared <= {reference.partition("==")[0] for reference in needed}
+    assert str(ROOT) not in listed[0]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob(".github/workflows/*.yml")), ids=lambda p: p.name)
+def test_workflows_pin_actions_and_may_only_read(path: Path) -> None:
+    text = path.read_text()
+    actions = re.findall(r"uses: (.*)", text)
+    assert actions
+    for action in actions:
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", action), action
+    # What a job may do beyond that, it asks for itself.
+    assert re.search(r"^permissions:\n  contents: read\n\n", text, re.MULTILINE)
+    assert "secrets." not in text

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from networks import Task
+from networks import Task, mlp
 from rgpr import RGPR
 from rgpr.answers import probabilities
 from rgpr.answers.probabilities import flatness
@@ -48,6 +48,21 @@ def test_probit_is_the_papers_formula() -> None:
         weights = [math.exp(gaussian.mean[b, i] * kappa[i]) for i in range(4)]
         expected[b] = torch.tensor(weights) / sum(weights)
     torch.testing.assert_close(probit(gaussian, v), expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("likelihood", ["classification", "multilabel"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_rounds_the_answer_once(likelihood: str, dtype: torch.dtype) -> None:
+    """Without variance the answer is torch's own; differences of logits were rounded before."""
+    network, x = mlp(4, 7, width=32), torch.randn(300, 4)
+    with torch.no_grad():
+        network[-1].weight *= 20
+        network.to(dtype)
+        model = RGPR(network, likelihood=likelihood).fit([x.to(dtype)], progress=False)
+        model.sigma2 = 0.0
+        outputs = network(x.to(dtype))
+        expected = outputs.softmax(1) if likelihood == "classification" else outputs.sigmoid()
+        assert torch.equal(model(x.to(dtype)), expected)
 
 
 def test_probit_of_a_point_is_its_softmax_bit_by_bit() -> None:
@@ -254,6 +269,44 @@ def test_bridge_without_variance_is_the_softmax() -> None:
     mean = torch.randn(6, 4)
     gaussian = DiagonalGaussian(mean, torch.zeros(()))
     torch.testing.assert_close(bridge(gaussian, torch.zeros(6).double()), mean.softmax(-1))
+
+
+def test_bridge_divides_the_outputs_by_the_temperature() -> None:
+    """A bridge at T is that of the outputs divided by T, digit by digit in float64."""
+    T, v = 1.7, torch.linspace(0.1, 2, 6).double()
+    for spread in (0.1, 5.0):
+        gaussian = random_gaussian(4, spread=spread)
+        cooled = DenseGaussian(gaussian.mean / T, gaussian.covariance / T**2)
+        expected = bridge(cooled, v / T**2)
+        torch.testing.assert_close(bridge(gaussian, v, T), expected, rtol=1e-12, atol=0)
+
+
+def test_bridge_of_one_output_is_its_formula() -> None:
+    """-f/2 and f/2 have equal variances V/4, so the odds are those of f / sqrt(max(1, V/4))."""
+    mean, v = torch.linspace(-4, 4, 9)[:, None].double(), torch.linspace(0.1, 30, 9).double()
+    p = bridge(DiagonalGaussian(mean, torch.tensor(0.5).double()), v)
+    expected = torch.sigmoid(mean[:, 0] / ((0.5 + v) / 4).clamp_min(1).sqrt())
+    torch.testing.assert_close(p[:, 1], expected)
+
+
+def test_bridge_logits_without_variance_are_the_mean_bit_by_bit() -> None:
+    mean = torch.randn(6, 4)
+    nothing = DiagonalGaussian(mean, torch.zeros(()))
+    logits = LINKS["bridge"].logits(nothing, torch.zeros(6).double(), 1.0)
+    assert torch.equal(logits, mean.double())
+
+
+def test_bridge_of_a_class_without_variance_does_not_depend_on_the_variances_unit() -> None:
+    """Variances that are small weigh classes by their ratios, also where one has none."""
+    mean = torch.randn(6, 3).double()
+    ratios = torch.tensor([0.0, 1.0, 2.0]).double()
+    p = [
+        bridge(DiagonalGaussian(mean, unit * ratios), torch.zeros(6).double())
+        for unit in (1e-9, 1e-2)
+    ]
+    torch.testing.assert_close(p[0], p[1])
+    assert p[0][:, 0].min() > 0.99  # the class that nothing is unsure about has the weight
+    assert p[0][:, 1:].min() > 0  # but not all of it
 
 
 @pytest.mark.parametrize("link", [probit, twice_probit, bridge])

@@ -136,6 +136,14 @@ def test_layers_have_to_agree_that_an_input_is_unusual() -> None:
     assert r(u)[1] > 0
 
 
+def test_an_infinite_layer_beside_a_silent_one() -> None:
+    """The sum is infinite, and the product is no NaN."""
+    residual = with_onset([1.0, 1.0, 1.0])
+    u = torch.tensor([[1e115, torch.inf, 0.0], [1e3, 0.0, torch.inf]]).double()
+    assert residual(u).tolist() == [torch.inf, torch.inf]
+    assert residual.strangeness(u).tolist() == [torch.inf, torch.inf]
+
+
 def test_gradients_of_a_silent_layer_are_numbers() -> None:
     u = torch.tensor([[0.0, 0.0, 5.0], [1.0, 1e-200, 1e300], [0.0, 0.0, 0.0]], dtype=torch.float64)
     u.requires_grad_()
@@ -203,3 +211,14 @@ def test_the_residual_computes_with_the_papers_kernel(
     start = 0.0 if coordinates.offset is None else coordinates.offset
     expected = dscs_diag(coordinates(h), offset=start)
     torch.testing.assert_close(coordinates.unit_variance(h), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_sum_in_its_unit_is_the_variance_divided_by_it() -> None:
+    """And that is all it guarantees: nothing has to be exceeded first."""
+    coordinates = [Standardizer(torch.zeros(2), torch.ones(2)) for _ in range(2)]
+    r = Residual(coordinates, torch.tensor([0.5, 2.0]), combine="sum", unit=2.5)
+    u = torch.rand(6, 2).double()
+    torch.testing.assert_close(r.beyond(u), r(u) / 2.5)
+    weights, start = r.guaranteed()
+    assert start == 0
+    torch.testing.assert_close(u @ weights, r(u) / 2.5)

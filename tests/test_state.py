@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 import rgpr
 from networks import mlp
-from rgpr.posteriors import Ensemble, Temperature
+from rgpr.posteriors import Ensemble, MCDropout, Temperature
 
 
 def fitted(base: nn.Module, likelihood: str, residual: str = "onset") -> rgpr.RGPR:
@@ -81,6 +83,54 @@ def test_the_posterior_comes_from_the_state(kind: str) -> None:
     fresh.load_state_dict(model.state_dict())
     assert type(fresh.posterior) is type(model.posterior)
     assert_same(model, fresh)
+
+
+def test_a_posterior_of_another_configuration_is_replaced() -> None:
+    """Of the same kind and with the same tensors, it would still give other answers."""
+
+    def dropout(seed: int) -> MCDropout:
+        layers = [nn.Linear(4, 16), nn.Dropout(0.3), nn.ReLU(), nn.Linear(16, 3)]
+        return MCDropout(nn.Sequential(*layers), n_samples=7, seed=seed)
+
+    model, other = fitted(dropout(1), "classification"), rgpr.RGPR(dropout(2))
+    other.load_state_dict(model.state_dict())
+    assert_same(model, other)
+
+
+def test_a_state_whose_description_is_incomplete_is_named() -> None:
+    state = fitted(mlp(), "classification").state_dict()
+    about = json.loads(bytes(state["_extra_state"].numpy()))
+    for missing in ("nan", "coordinates", "likelihood"):
+        text = json.dumps({name: value for name, value in about.items() if name != missing})
+        state["_extra_state"] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        with pytest.raises(ValueError, match=f"the state is incomplete: it has no '{missing}'"):
+            rgpr.RGPR(mlp()).load_state_dict(state)
+
+
+class Texts(nn.Module):
+    """Takes ids of words, and returns logits beside something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.last = nn.Embedding(50, 8), nn.Linear(8, 3)
+
+    def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.words(input_ids)
+        return h, self.last(h.mean(1))
+
+
+def test_a_state_and_a_file_know_which_output_and_which_input_are_read(tmp_path: Path) -> None:
+    ids = torch.randint(1, 50, (60, 5))
+    model = rgpr.RGPR(Texts(), output=1, input="words")
+    model.fit([({"input_ids": ids}, torch.arange(60) % 3)], progress=False)
+    model.save(tmp_path / "m")
+    fresh = rgpr.RGPR(Texts())
+    fresh.load_state_dict(model.state_dict())
+    other = {"input_ids": torch.randint(1, 50, (9, 7))}
+    for again in (rgpr.load(tmp_path / "m", Texts()), fresh):
+        assert torch.equal(again(other), model(other))
+        assert torch.equal(again.score(other), model.score(other))
+        assert again._extension().source == model._extension().source == "words"
 
 
 def test_another_residual_and_other_layers_are_replaced() -> None:

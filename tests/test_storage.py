@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import rgpr
-from networks import LeNet, Reused, Task, laplace_over_blobs, mlp
+from devices import needs_gpu
+from networks import LeNet, Reused, Task, convolutional, laplace_over_blobs, mlp
 from rgpr.saving.container import FORMAT, read, write
 
 both_residuals = pytest.mark.parametrize("residual", ["onset", "paper"])
@@ -138,6 +139,8 @@ def test_names_with_any_characters(tmp_path: Path) -> None:
 def test_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"missing\.safetensors"):
         rgpr.load(tmp_path / "missing.safetensors", mlp())
+    with pytest.raises(FileNotFoundError, match="no file"):
+        rgpr.load(tmp_path, mlp())  # a folder
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
@@ -164,9 +167,10 @@ def test_wrong_file(tmp_path: Path) -> None:
 
 def test_newer_format_and_unknown_posterior(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
-    save_file({"x": torch.ones(1)}, path, metadata={"rgpr_format": str(FORMAT + 1), "rgpr": "{}"})
-    with pytest.raises(ValueError, match=f"has format {FORMAT + 1}.*upgrade"):
-        rgpr.load(path, mlp())
+    for number in (0, FORMAT + 1):
+        save_file({"x": torch.ones(1)}, path, metadata={"rgpr_format": str(number), "rgpr": "{}"})
+        with pytest.raises(ValueError, match=f"has format {number}.*upgrade"):
+            rgpr.load(path, mlp())
     network = mlp()
     weights = {f"network.{k}": v for k, v in network.state_dict().items()}
     write(path, weights, {"posterior": "oracle", "config": {}, "layers": []})
@@ -231,6 +235,38 @@ def test_wrong_network_is_refused_and_left_alone(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             rgpr.load(path, network)
         assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
+
+
+def test_a_network_that_differs_much_is_told_in_short(tmp_path: Path) -> None:
+    path, _ = saved(tmp_path)
+    with pytest.raises(ValueError, match=r"another network: '0\.bias' .* and 2 more\. Pass"):
+        rgpr.load(path, mlp(width=17))
+    with pytest.raises(ValueError, match=r"'4\.weight' was [^;]* \(2, 16\) in the network\. Pass"):
+        rgpr.load(path, mlp(outputs=2))
+
+
+@both_residuals
+def test_a_file_without_axes_means_the_usual_ones(tmp_path: Path, residual: str) -> None:
+    """As files had it before networks were read along other axes than batch and channel."""
+    x, path = torch.randn(40, 2, 8, 8), tmp_path / "m.safetensors"
+    model = rgpr.RGPR(convolutional(), residual=residual).fit(x, progress=False)
+    model.save(path)
+    tensors, about, _ = read(path)
+    write(path, tensors, {name: value for name, value in about.items() if name != "axes"})
+    loaded = rgpr.load(path, convolutional())
+    assert torch.equal(loaded.score(3 * x), model.score(3 * x))
+    channels = [each.channel for each in loaded._extension().representations]
+    # Which axis was pooled depends on the layer: channels are last in sequences, first in images.
+    assert channels == [1, *[1 if residual == "paper" else None] * (len(channels) - 1)]
+
+
+def test_references_that_are_equal_come_back(tmp_path: Path) -> None:
+    x = torch.randn(60, 4)
+    model = rgpr.RGPR(mlp()).fit(x[:30], progress=False)
+    model.calibrate(x[30:].repeat(2, 1), progress=False)
+    model.save(tmp_path / "m")
+    loaded = rgpr.load(tmp_path / "m", mlp())
+    assert torch.equal(loaded.p_value(x), model.p_value(x))
 
 
 def test_writing_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -541,7 +577,7 @@ def test_moves_leave_a_calibration_its_digits(
         assert_same(answers(twin.float(), strange), expected)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 def test_a_calibration_moves_to_a_gpu(
     calibrated: rgpr.RGPR, digits: Task, strange: Tensor, tmp_path: Path
 ) -> None:
@@ -598,3 +634,10 @@ def test_what_fit_saw_survives(tmp_path: Path) -> None:
     for other in (rgpr.load(tmp_path / "m", mlp()), fresh):
         with pytest.warns(UserWarning, match="are training inputs that fit saw"):
             other.calibrate([x[:100]], progress=False)
+
+
+def test_a_state_is_no_model(tmp_path: Path) -> None:
+    model, path = rgpr.RGPR(mlp()), tmp_path / "state.safetensors"
+    rgpr.FitState(model).update(torch.randn(20, 4)).save(path)
+    with pytest.raises(ValueError, match="holds a fit state and no model; load it by the class"):
+        rgpr.load(path, mlp())

@@ -48,6 +48,14 @@ def test_fully_sharded(tmp_path: Path) -> None:
     torch.testing.assert_close(model(x), expected(x))
     model.save(tmp_path / "m")
     torch.testing.assert_close(rgpr.load(tmp_path / "m", mlp())(x), expected(x))
+    # A state of the sharded network is one of the plain network, too.
+    rgpr.FitState(model).update(x).save(tmp_path / "s")
+    fitted = rgpr.RGPR(plain)
+    fitted.fit(rgpr.FitState.load(tmp_path / "s", fitted))
+    torch.testing.assert_close(fitted.score(5 * x), expected.score(5 * x))
+    held_out = rgpr.CalibrationState(model).update(torch.randn(60, 4))
+    held_out.save(tmp_path / "c")
+    assert rgpr.CalibrationState.load(tmp_path / "c", model).seen == 60
     with pytest.raises(ValueError, match=r"'0\.weight' is sharded .* shard it afterwards"):
         rgpr.load(tmp_path / "m", network)
     for flattened in (

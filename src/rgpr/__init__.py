@@ -24,9 +24,12 @@ from .model import RGPR, check, layers, load
 from .posteriors import Posterior, as_posterior, register_posterior
 from .residual.recipes import ResidualRecipe, Strategy
 from .saving import export
+from .states import CalibrationState, FitState
 
 __all__ = [
     "RGPR",
+    "CalibrationState",
+    "FitState",
     "Monitor",
     "Posterior",
     "ResidualRecipe",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +15,7 @@ from uuid import uuid4
 
 __all__ = ["put_in_place", "replacing"]
 
-# Names of temporary files: the machine, the process that writes, and a number of its own.
+# Names of temporary folders: the machine, the process that writes, and a number of its own.
 _HOST = sha256(platform.node().encode()).hexdigest()[:8]
 _TEMPORARY = re.compile(r"\.(?P<host>[0-9a-f]{8})-(?P<process>\d+)-[0-9a-f]{8}\.(?P<name>.+)")
 
@@ -26,7 +27,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     The file is on the disk before it gets its name, so that a machine that fails leaves the old
     file or the new one. It has the permissions of the file that it replaces, or those of any new
     file of this user. A link stays one: the file that it points to is replaced. What processes of
-    this machine that were killed had begun to write in place of ``path`` is removed.
+    this machine that were killed had begun to write in place of ``path`` is removed. The path lies
+    in a folder of its own, since some writers, such as that of safetensors, put temporary files of
+    their own beside what they write, which nobody could tell from other files after a kill.
 
     Raises:
         FileNotFoundError: The folder does not exist.
@@ -35,8 +38,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"no folder {path.parent} to save {asked.name} in; make it first")
     _remove_abandoned(path)
-    temporary = path.with_name(f".{_HOST}-{os.getpid()}-{uuid4().hex[:8]}.{path.name}")
+    folder = path.with_name(f".{_HOST}-{os.getpid()}-{uuid4().hex[:8]}.{path.name}")
+    temporary = folder / path.name
     try:
+        folder.mkdir()
         temporary.touch()
         new = stat.S_IMODE(temporary.stat().st_mode)
         with suppress(FileNotFoundError):  # nobody is to read what could not be read before
@@ -44,7 +49,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield temporary
         put_in_place(temporary, path, new)
     finally:
-        temporary.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def put_in_place(written: Path, path: Path, mode: int | None = None) -> None:
@@ -75,12 +80,16 @@ def _flush(path: Path, how: int) -> None:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove temporary files for ``path`` whose processes, on this machine, are gone."""
+    """Remove what is left of writes to ``path`` whose processes, on this machine, are gone."""
     for found in os.scandir(path.parent):
         made = _TEMPORARY.fullmatch(found.name)
         if made is None or (made["host"], made["name"]) != (_HOST, path.name):
             continue
-        if not _runs(int(made["process"])):
+        if _runs(int(made["process"])):
+            continue
+        if found.is_dir(follow_symlinks=False):
+            shutil.rmtree(found.path, ignore_errors=True)
+        else:  # of an earlier version
             Path(found.path).unlink(missing_ok=True)
 
 

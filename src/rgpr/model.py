@@ -41,7 +41,8 @@ from .answers.predictions import (
 )
 from .answers.score import score
 from .extension import Extension, Reading
-from .extension.fitting import Plan, fit
+from .extension.fitting import fit
+from .extension.plan import Plan
 from .guarantee.assumptions import Check, check_assumptions
 from .guarantee.certificate import Certificate, certify
 from .likelihoods import LabelLikelihood, likelihood_named
@@ -52,6 +53,7 @@ from .residual.variance import Residual
 from .saving import model_file, state
 from .saving.export import check_exportable, program
 from .saving.parts import Parts, complete
+from .states import CalibrationState, FitState
 from .tuning.options import Options
 from .tuning.result import TuningResult
 from .tuning.run import tune
@@ -214,7 +216,8 @@ class RGPR(StableBuffers):
                 pair ``(X, y)``, as tensors, numpy arrays or pandas frames, a dict of them, a torch
                 or Hugging Face data set; floating-point numbers of numpy and pandas take the
                 network's dtype. Targets must fit the likelihood. Prototypes are of classes, and
-                take the network's own predictions if there are no targets.
+                take the network's own predictions if there are no targets. It may also be a
+                :class:`rgpr.FitState`, which was updated with the data before.
             y: Targets, if ``train_loader`` is the inputs alone.
             r: Factor on the standard deviations: larger makes the residual flatter.
             progress: Show a progress bar where there is a terminal.
@@ -229,8 +232,11 @@ class RGPR(StableBuffers):
                 is not finite, targets that do not fit the outputs, or a network that ends in a
                 softmax or a sigmoid; the message names the batch.
         """
-        data = self._data(train_loader, y, fitted=False)
-        fitted = fit(self._plan(r), data, progress)
+        if isinstance(train_loader, FitState):
+            _no_targets(y)
+        state = train_loader if isinstance(train_loader, FitState) else FitState(self)
+        data = None if state is train_loader else self._data(train_loader, y, fitted=False)
+        fitted = fit(state.statistics_for(self), data, r=r, progress=progress)
         self._columns = data.columns if isinstance(data, Batches) else None
         self._layers, self._input_shape = fitted.layers, fitted.shape
         self.residual = fitted.residual
@@ -253,8 +259,8 @@ class RGPR(StableBuffers):
             )
         return self
 
-    def _plan(self, r: float = 1.0) -> Plan:
-        return Plan(self.posterior, self._choice, self.recipe, self._likelihood, r, self.input)
+    def _plan(self) -> Plan:
+        return Plan(self.posterior, self._choice, self.recipe, self._likelihood, self.input)
 
     def _data(self, source: Any, y: Any = None, *, fitted: bool = True) -> Iterable[Any]:
         """Batches of what a user passes as data, whose columns must be those of the fit."""
@@ -347,6 +353,11 @@ class RGPR(StableBuffers):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     @property
+    def _fitted_on(self) -> tuple[Tensor, int] | None:
+        """Keys of some training inputs, and how many inputs there were."""
+        return None if self._fit_keys is None else (self._fit_keys, int(self._fit_count or 0))
+
+    @property
     def _device(self) -> torch.device:
         return self._temperature.device
 
@@ -377,7 +388,8 @@ class RGPR(StableBuffers):
 
         Args:
             val_loader: Yields ``(x, y)`` or ``x``, held out from training and exchangeable with
-                what is to be predicted; or data in one of the other forms that :meth:`fit` takes.
+                what is to be predicted; or data in one of the other forms that :meth:`fit` takes,
+                or a :class:`rgpr.CalibrationState`, which was updated with the data before.
             y: Targets, if ``val_loader`` is the inputs alone.
             max_nll_increase: How much the mean negative log-likelihood of these data may rise
                 above the base's. Of several labels an example's is the sum over its labels.
@@ -390,14 +402,15 @@ class RGPR(StableBuffers):
             RuntimeError: The model was not fitted.
             ValueError: No example, labels that do not fit the outputs, or a negative budget.
         """
-        given = self._as_given()
-        known = None if self._fit_keys is None else (self._fit_keys, int(self._fit_count or 0))
+        given = isinstance(val_loader, CalibrationState)
+        if given:
+            _no_targets(y)
+        state = val_loader if given else CalibrationState(self)
         found, report = calibrate(
-            given,
-            self._data(val_loader, y),
-            known,
+            state.shard_for(self, progress),
+            None if given else self._data(val_loader, y),
+            self._fitted_on,
             max_nll_increase=max_nll_increase,
-            progress=progress,
         )
         residual = self._fitted()
         residual.onset, residual.slope = found.chosen.onset, found.chosen.slope
@@ -850,6 +863,15 @@ class RGPR(StableBuffers):
             labels = "without" if self._label_scores is None else "with"
             found["calibrated on"] = f"{len(self._references)} inputs {labels} labels"
         return found
+
+
+def _no_targets(y: Any) -> None:
+    """Refuse targets beside a state, which has taken in its own."""
+    if y is not None:
+        raise TypeError(
+            "y= was given beside a state, which takes targets with their inputs alone: pass them "
+            "to its update(x, y), and the state without y"
+        )
 
 
 def load(path: str | os.PathLike[str], network: nn.Module) -> RGPR:

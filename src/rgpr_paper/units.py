@@ -41,9 +41,11 @@ __all__ = [
     "Result",
     "Unit",
     "gaps",
+    "made_with",
     "read_units",
     "run_seeds",
     "run_units",
+    "write_json",
     "write_text",
 ]
 
@@ -116,7 +118,11 @@ def run_units(
             missing[name] = error.remedy
             continue
         arrays = result.pop("arrays", {})
-        about = {**_about(context, experiment), "seconds": time.perf_counter() - started}
+        about = {
+            "command": context.command(experiment),
+            **made_with(context.device),
+            "seconds": time.perf_counter() - started,
+        }
         if arrays:
             write(folder / f"{name}.safetensors", arrays, {"experiment": experiment, "unit": name})
         content = {"unit": name, "settings": identity, "about": about, "result": result}
@@ -218,13 +224,13 @@ def _done(path: Path, identity: dict[str, Any]) -> bool:
     return True
 
 
-def _about(context: Context, experiment: str) -> dict[str, Any]:
-    device = torch.device(context.device)
+def made_with(device: str = "cpu") -> dict[str, Any]:
+    """The date, hardware, versions and commit that a result is made with on a device."""
+    kind = torch.device(device)
     cpu = f"CPU, {platform.machine()}, threads: {torch.get_num_threads()}"
     return {
-        "command": context.command(experiment),
         "date": datetime.now(UTC).date().isoformat(),
-        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
+        "hardware": torch.cuda.get_device_name(kind) if kind.type == "cuda" else cpu,
         "versions": {"rgpr": __version__, "python": platform.python_version(), **_versions()},
         **_commit(),
     }

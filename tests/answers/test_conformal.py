@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from rgpr.answers.conformal import (
     class_scores,
     false_discoveries,
+    inside,
     p_values,
     quantile,
     references_for,
@@ -70,6 +72,8 @@ def test_p_values_are_uniform(n: int) -> None:
 
 def test_how_many_references_an_alpha_needs() -> None:
     assert [references_for(a) for a in (0.5, 0.1, 0.05, 0.01)] == [1, 9, 19, 99]
+    # The smallest p-value of n references is 1 / (n + 1), whatever its rounding.
+    assert [references_for(1 / k) for k in range(2, 500)] == list(range(1, 499))
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -118,6 +122,20 @@ def test_sets_cover_as_often_as_promised(n: int, coverage: float) -> None:
     assert within_binomial(covered, REPETITIONS, exact)
 
 
+def test_the_quantile_is_the_rank_of_exact_arithmetic() -> None:
+    """``ceil(c (n + 1))`` of fractions: 0.55 * 100 is above 55 in floating point."""
+    for n in (*range(1, 41), 99, 199, 999):
+        scores = torch.arange(1, n + 1).double()
+        for percent in range(1, 100):
+            rank = math.ceil(Fraction(percent, 100) * (n + 1))
+            found = float(quantile(scores, percent / 100))
+            if rank > n:
+                assert found == math.inf
+            else:
+                # Room for rounding, and less than the way to the next score.
+                assert rank < found < rank + 0.02
+
+
 def test_too_few_references_promise_everything() -> None:
     assert quantile(torch.tensor([1.0, 2.0]), 0.9) == math.inf
     assert quantile(torch.tensor([1.0, 2.0]), 0.5) == pytest.approx(2.0, abs=1e-4)
@@ -131,3 +149,14 @@ def test_the_score_of_classes_is_smallest_at_the_uniform_distribution(seed: int,
     assert bool((class_scores(log_p) >= class_scores(uniform)[0, 0] - 1e-12).all())
     top = log_p.argmax(1, keepdim=True)
     assert torch.equal(class_scores(log_p).argmin(1, keepdim=True), top)
+
+
+def test_scores_and_sets_are_along_the_last_axis() -> None:
+    """Each of several labels is a distribution of its own over there and not."""
+    log_p = noise(0, 7, 5, 2).log_softmax(-1)
+    bound = torch.tensor(0.3).double()
+    for row in range(7):
+        for label in range(5):
+            own = log_p[row, label]
+            assert torch.equal(class_scores(log_p)[row, label], class_scores(own))
+            assert torch.equal(inside(log_p, bound)[row, label], inside(own, bound))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import rgpr
 from networks import Task, blobs, convolutional, laplace_over_blobs, mlp
 from rgpr.metrics import confidence, ece, nll
+from rgpr.posteriors import Ensemble
 
 seeds = st.integers(0, 10**6)
 
@@ -215,3 +216,40 @@ def test_zero_scales_are_the_base_exactly(digits: Task) -> None:
             expected = digits.network(factor * digits.x).softmax(1)
             assert torch.equal(model(factor * digits.x), expected)
             assert not bool(model.variance(factor * digits.x).any())
+
+
+def test_a_temperature_is_about_labels_and_not_about_numbers() -> None:
+    x = torch.randn(20, 4)
+    for likelihood, factor in (("classification", 2.0), ("regression", 1.0)):
+        model = rgpr.RGPR(mlp(), likelihood=likelihood).fit(x, progress=False)
+        drawn = []
+        for temperature in (1.0, 2.0):
+            model.temperature = temperature
+            drawn.append(model.predictive_samples(x, 3, torch.Generator().manual_seed(0)))
+        torch.testing.assert_close(drawn[0], factor * drawn[1])
+
+
+@pytest.mark.parametrize("residual", ["onset", "paper"])
+def test_variances_are_the_diagonal_of_covariances(residual: str) -> None:
+    """Near and far away, with the base's variance and the residual's added to it."""
+    x = torch.randn(80, 4)
+    base = Ensemble([nn.Linear(4, 2), nn.Linear(4, 2)])
+    model = rgpr.RGPR(base, likelihood="regression", residual=residual).fit(x, progress=False)
+    rows = torch.cat([x[:3], 50 * x[:3]])
+    with torch.no_grad():
+        mean, covariance = model(rows)
+        again, variance = model(rows, diagonal_output=True)
+        base_variance = base.eval()(rows).variance
+    assert torch.equal(mean, again)
+    torch.testing.assert_close(variance, covariance.diagonal(dim1=1, dim2=2))
+    torch.testing.assert_close(variance, base_variance + model.variance(rows)[:, None])
+
+
+@pytest.mark.parametrize("residual", ["onset", "paper"])
+def test_labels_at_the_limit_are_even(residual: str) -> None:
+    x = torch.randn(80, 4)
+    model = rgpr.RGPR(nn.Linear(4, 3), likelihood="multilabel", residual=residual)
+    model.fit(x, progress=False)
+    p = model(torch.cat([x[:1], torch.full((1, 4), torch.inf)]))
+    assert p[1].tolist() == [0.5, 0.5, 0.5]
+    assert (p[0] != 0.5).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,13 @@ def test_images_alone_have_no_labels(tmp_path: Path) -> None:
         read(tmp_path / "none")
 
 
+@pytest.mark.parametrize("form", ["GIF", "TIFF", "ICO", "PCX", "JPEG2000"])
+def test_an_ending_does_not_open_the_reader_of_another_format(form: str, tmp_path: Path) -> None:
+    picture(tmp_path / "a.png", colours(16, 16), format=form)
+    with pytest.raises(ValueError, match=r"a.png cannot be read as an image .*mend or remove it"):
+        both(read(tmp_path))
+
+
 def test_grey_images(tmp_path: Path) -> None:
     picture(tmp_path / "a.png", colours()[..., 0])
     deep = np.full((4, 6), 65535, np.uint16)
@@ -336,3 +344,14 @@ def test_what_is_prepared(tmp_path: Path) -> None:
         both(read(path, preprocess=lambda x: 1 // 0))
     with pytest.raises(ValueError, match="preprocess made str"):
         both(read(path, preprocess=str))  # type: ignore[arg-type]
+
+
+def test_members_that_are_no_arrays_and_numbers_that_torch_has_not(tmp_path: Path) -> None:
+    path = tmp_path / "t.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x", b"1234")
+    with pytest.raises(ValueError, match=r"t.npz.*'x' is no array"):
+        read(path)
+    np.savez(path, x=np.ones((3, 2), dtype=np.longdouble))
+    with pytest.raises(ValueError, match=r"t.npz.*'x' holds"):
+        read(path)

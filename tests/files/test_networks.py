@@ -164,6 +164,7 @@ def changed(path: Path, part: str, new: bytes | None, old: bytes = b"") -> Path:
     """A copy of an archive in which one file, or some bytes in it, are others."""
     out = path.with_name("changed.pt2")
     with ZipFile(path) as source, ZipFile(out, "w") as target:
+        assert any(name.endswith(part) for name in source.namelist())
         for name in source.namelist():
             content = source.read(name)
             if name.endswith(part):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
 
 import rgpr
+from devices import NEEDS_GPU
 from networks import mlp
 from rgpr.integrations.pytorch_ood import RGPRDetector
 
@@ -123,12 +124,7 @@ def test_what_cannot_be(network: nn.Module) -> None:
 
 @pytest.mark.parametrize(
     "device",
-    [
-        "cpu",
-        pytest.param(
-            "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-        ),
-    ],
+    ["cpu", pytest.param("cuda", marks=NEEDS_GPU)],
 )
 def test_it_moves_as_a_whole(detector: RGPRDetector, device: str) -> None:
     x, _ = blobs(30, seed=3)

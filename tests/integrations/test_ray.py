@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,20 +17,23 @@ import torch
 ray = pytest.importorskip("ray")
 
 import rgpr  # noqa: E402
-from networks import mlp  # noqa: E402
+from networks import convolutional, mlp  # noqa: E402
 from rgpr.integrations import ray as scoring  # noqa: E402
+from rgpr.integrations.ray import files, learning  # noqa: E402
 
 ROWS = 400
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
+    # Workers import what this process does.
+    places = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     ray.init(
         num_cpus=2,
         include_dashboard=False,
         log_to_driver=False,
         configure_logging=False,
-        runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parents[1])}},
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(places)}},
     )
     # Workers cannot import this file.
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -74,7 +79,7 @@ def test_every_row_once_although_a_worker_dies(
     x = parquet(tmp_path)
     marker = tmp_path / "died"
     monkeypatch.setattr(Fragile, "marker", str(marker))
-    monkeypatch.setattr(scoring, "Predictor", Fragile)
+    monkeypatch.setattr("rgpr.integrations.ray.scoring.Predictor", Fragile)
     scored = scoring.score(ray.data.read_parquet(str(tmp_path / "in")), path, mlp, batch_size=32)
     scored.write_parquet(str(tmp_path / "out"))
     assert marker.exists()
@@ -100,6 +105,313 @@ def test_every_row_once_although_a_worker_dies(
         "score",
         "p_value",
     }
+
+
+class FragileLearner(learning.Learner):
+    """Kills its own process once, after it has read some of its rows."""
+
+    marker = ""
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, object]:
+        if 300 in batch.get("id", []) and not os.path.exists(self.marker):
+            Path(self.marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(batch)
+
+
+def test_learning_is_that_of_one_process_although_a_worker_dies(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    network, x = mlp().double(), np.random.default_rng(0).normal(size=(ROWS, 4))
+    y = np.arange(ROWS) % 3
+    rows = [{"id": i, "bytes": 2 * row, "y": y[i]} for i, row in enumerate(x)]
+    ray.data.from_items(rows, override_num_blocks=8).write_parquet(str(tmp_path / "in"))
+    monkeypatch.setattr(FragileLearner, "marker", str(tmp_path / "died"))
+    monkeypatch.setattr("rgpr.integrations.ray.learning.Learner", FragileLearner)
+    options = {"column": "bytes", "target": "y", "scale": 0.5, "batch_size": 32}
+    options |= {"rows_per_state": 60}
+    train = ray.data.read_parquet(str(tmp_path / "in"))
+    model = scoring.fit(rgpr.RGPR(network), train, **options)
+    assert (tmp_path / "died").exists()
+    inputs, labels = torch.from_numpy(x), torch.from_numpy(y)
+    alone = rgpr.RGPR(network).fit([(inputs, labels)])
+    assert model._fit_count == ROWS
+    torch.testing.assert_close(model.score(3 * inputs), alone.score(3 * inputs), rtol=1e-6, atol=0)
+    torch.testing.assert_close(model(3 * inputs), alone(3 * inputs), rtol=0, atol=1e-6)
+    held_out = ray.data.from_items([{"x": row + 1, "y": 0} for row in x[:200]])
+    with pytest.warns(UserWarning, match="all labels are"):
+        report = scoring.calibrate(model, held_out, target="y", rows_per_state=50)
+    with pytest.warns(UserWarning, match="all labels are"):
+        expected = alone.calibrate(inputs[:200] + 1, torch.zeros(200).long())
+    assert report.nll == pytest.approx(expected.nll, rel=1e-6)
+    for name in ("_references", "_label_scores", "temperature"):
+        ours, theirs = getattr(model, name), getattr(alone, name)
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
+
+
+def test_a_learner_by_hand(tmp_path: Path) -> None:
+    model = rgpr.RGPR(mlp())
+    x, y = np.random.default_rng(0).normal(size=(50, 2, 2)), np.arange(50) % 3
+    inputs = learning.Inputs("x", 0.5, lambda x: x.flatten(1))
+    learner = learning.Learner(rgpr.FitState, model, inputs, "y", 20)
+    (tmp_path / "s").write_bytes(learner({"x": x, "y": y})["state"][0])
+    state = rgpr.FitState.load(tmp_path / "s", model)
+    flat = torch.from_numpy(x).float().flatten(1) * 0.5
+    alone = rgpr.RGPR(model.posterior.network).fit([(flat, torch.from_numpy(y))])
+    torch.testing.assert_close(
+        model.fit(state).score(flat), alone.score(flat), rtol=1e-4, atol=1e-5
+    )
+    with pytest.raises(KeyError, match="name the targets with target="):
+        learner({"x": x})
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import ray
+places = os.pathsep.join([{tests!r}, os.environ.get("PYTHONPATH", "")])
+runtime = {{"env_vars": {{"PYTHONPATH": places}}}}
+ray.init(address={address!r}, log_to_driver=False, runtime_env=runtime)
+ray.data.DataContext.get_current().enable_progress_bars = False
+from networks import mlp
+from rgpr.integrations.ray import score_files
+process, out = os.getpid(), Path({out!r})
+
+def fatal(x):
+    if len(list(out.glob("[!.]*.parquet"))) == 2:
+        os.kill(process, signal.SIGKILL)  # the one that called score_files
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+score_files({inputs!r}, out, {path!r}, mlp, preprocess=fatal)
+"""
+
+
+def answers(folder: Path) -> list[dict[str, object]]:
+    import pyarrow.parquet as pq
+
+    return [row for file in folder.rglob("*.parquet") for row in pq.read_table(file).to_pylist()]
+
+
+def test_a_killed_run_goes_on(cluster: None, saved: tuple[Path, rgpr.RGPR], tmp_path: Path) -> None:
+    path, model = saved
+    x = parquet(tmp_path)
+    out = tmp_path / "out"
+    code = KILLED.format(
+        tests=str(Path(__file__).parents[1]),
+        address=ray.get_runtime_context().gcs_address,
+        inputs=str(tmp_path / "in"),
+        out=str(out),
+        path=str(path),
+    )
+    killed = subprocess.run([sys.executable, "-c", code], timeout=240)
+    assert killed.returncode == -signal.SIGKILL
+    finished = {file: file.stat().st_mtime_ns for file in out.glob("[!.]*.parquet")}
+    assert len(finished) == 2
+    assert len(scoring.score_files(tmp_path / "in", out, path, mlp)) == 8
+    assert all(file.stat().st_mtime_ns == written for file, written in finished.items())
+    assert list(out.glob(".*.parquet")) == []  # what the killed one had begun to write
+    rows = sorted(answers(out), key=lambda row: row["id"])
+    assert [row["id"] for row in rows] == list(range(ROWS))
+    np.testing.assert_allclose(
+        [row["score"] for row in rows], model.score(torch.from_numpy(x)).detach(), atol=1e-4
+    )
+    with pytest.raises(ValueError, match="batch_size was 512 and is 7"):
+        scoring.score_files(tmp_path / "in", out, path, mlp, batch_size=7)
+
+
+@pytest.mark.slow
+def test_images_in_folders(cluster: None, tmp_path: Path) -> None:
+    from PIL import Image
+
+    def network() -> torch.nn.Module:
+        return convolutional(channels=3)
+
+    def channels_first(x: torch.Tensor) -> torch.Tensor:
+        return x.permute(0, 3, 1, 2)
+
+    torch.manual_seed(0)
+    model = rgpr.RGPR(network()).fit([torch.rand(60, 3, 8, 8)])
+    model.save(tmp_path / "m")
+    pixels = np.random.default_rng(0).integers(0, 256, size=(7, 8, 8, 3), dtype=np.uint8)
+    for number, image in enumerate(pixels):
+        folder = tmp_path / "in" / ("cats" if number % 2 else "dogs")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{number}.png")
+    options = {"scale": 1 / 255, "preprocess": channels_first}
+    scoring.score_files(
+        tmp_path / "in", tmp_path / "out", tmp_path / "m", network, images_per_file=3, **options
+    )
+    assert len(list((tmp_path / "out").glob("images-*.parquet"))) == 3
+    found = {int(Path(str(row["path"])).stem): row["score"] for row in answers(tmp_path / "out")}
+    images = ray.data.read_images(str(tmp_path / "in"), include_paths=True)
+    scored = scoring.score(images, tmp_path / "m", network, column="image", **options).take_all()
+    others = {int(Path(row["path"]).stem): row["score"] for row in scored}
+    with torch.no_grad():
+        expected = model.score(torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255)
+    for each in (found, others):
+        np.testing.assert_allclose(
+            [each[n] for n in range(7)], expected.numpy(), rtol=1e-4, atol=1e-5
+        )
+
+
+def test_files_that_are_refused(tmp_path: Path, saved: tuple[Path, rgpr.RGPR]) -> None:
+    path, _ = saved
+    (tmp_path / "in").mkdir()
+    with pytest.raises(FileNotFoundError, match="with parquet files or images"):
+        scoring.score_files(tmp_path / "in", tmp_path / "out", path, mlp)
+    for name in ("a.parquet", "b.png"):
+        (tmp_path / "in" / name).touch()
+    with pytest.raises(ValueError, match="both parquet files and images"):
+        scoring.score_files(tmp_path / "in", tmp_path / "out", path, mlp)
+    with pytest.raises(ValueError, match="of somebody else"):
+        scoring.score_files(tmp_path / "in" / "a.parquet", tmp_path / "in", path, mlp)
+
+
+def test_answers_inside_the_inputs(tmp_path: Path, saved: tuple[Path, rgpr.RGPR]) -> None:
+    """A second run would take them for inputs."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.parquet").touch()
+    for out in ("in", "in/answers"):
+        with pytest.raises(ValueError, match="would take the answers for inputs"):
+            scoring.score_files(tmp_path / "in", tmp_path / out, saved[0], mlp)
+    assert [file.name for file in (tmp_path / "in").iterdir()] == ["a.parquet"]
+
+
+def by_hand(path: Path, inputs: list[Path], out: Path, **options: object) -> int:
+    """What an actor of ``score_files`` does with one part."""
+    scorer = files.FileScorer(
+        path=path, network=mlp, batch_size=8, **{"size": None, "keep": None, **options}
+    )
+    batch = {"files": [json.dumps([str(each) for each in inputs])], "out": [str(out)]}
+    return int(scorer({name: np.array(value) for name, value in batch.items()})["rows"][0])
+
+
+def test_a_file_without_rows_has_the_columns_of_the_others(
+    tmp_path: Path, saved: tuple[Path, rgpr.RGPR]
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (tmp_path / "out").mkdir()
+    table = pa.table({"id": [1, 2], "x": [[0.0, 1.0, 2.0, 3.0], [1.0, 1.0, 1.0, 1.0]]})
+    for name, part in (("a", table.slice(0, 0)), ("b", table)):
+        pq.write_table(part, tmp_path / f"{name}.parquet")
+        rows = by_hand(
+            saved[0], [tmp_path / f"{name}.parquet"], tmp_path / "out" / f"{name}.parquet"
+        )
+        assert rows == part.num_rows
+    empty, full = (pq.read_table(tmp_path / "out" / f"{name}.parquet") for name in "ab")
+    assert empty.schema == full.schema
+    assert pq.read_table(tmp_path / "out")["id"].to_pylist() == [1, 2]
+
+
+def test_an_ending_in_capitals(tmp_path: Path, saved: tuple[Path, rgpr.RGPR]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"x": [[0.0, 1.0, 2.0, 3.0]]}), tmp_path / "A.PARQUET")
+    (found,) = files._files(tmp_path)
+    parts = files._parts([found], tmp_path / "out", 10)
+    assert [name.name for name in parts] == ["A.PARQUET"]
+    assert by_hand(saved[0], [Path(found)], tmp_path / "out" / "a.parquet") == 1
+
+
+def test_columns_named_like_answers(tmp_path: Path, saved: tuple[Path, rgpr.RGPR]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    x = np.zeros((2, 4), np.float32)
+    predict = scoring.Predictor(saved[0], mlp)
+    with pytest.raises(ValueError, match=r"a column 'score', .* keep="):
+        predict({"x": x, "score": np.zeros(2)})
+    assert "score" in scoring.Predictor(saved[0], mlp, keep=[])({"x": x, "score": np.zeros(2)})
+    table = pa.table({"x": x.tolist(), "prediction": [1, 2], "id": [1, 2]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a column 'prediction', .* keep="):
+        by_hand(saved[0], [tmp_path / "a.parquet"], tmp_path / "out.parquet")
+    assert not (tmp_path / "out.parquet").exists()
+    assert by_hand(saved[0], [tmp_path / "a.parquet"], tmp_path / "out.parquet", keep=["id"]) == 2
+
+
+def test_columns_of_nested_lists(tmp_path: Path, saved: tuple[Path, rgpr.RGPR]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def written(x: list[object]) -> list[Path]:
+        pq.write_table(pa.table({"x": x}), tmp_path / "a.parquet")
+        return [tmp_path / "a.parquet"]
+
+    path, model = saved
+    nested = [[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]]
+    flat = {"preprocess": lambda x: x.flatten(1)}
+    assert by_hand(path, written(nested), tmp_path / "out.parquet", **flat) == 2
+    with torch.no_grad():
+        expected = model.score(torch.tensor(nested).flatten(1))
+    found = pq.read_table(tmp_path / "out.parquet")["score"].to_numpy()
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5)
+    with pytest.raises(ValueError, match=r"a row of 'x' holds parts of the shapes"):
+        by_hand(path, written([[[1.0], [3.0, 4.0]]]), tmp_path / "out.parquet")
+    with pytest.raises(TypeError, match=r"column 'x' holds \['a', 'b'\]"):
+        by_hand(path, written(["a", "b"]), tmp_path / "out.parquet")
+
+
+def test_images_are_opened_with_care(
+    tmp_path: Path, saved: tuple[Path, rgpr.RGPR], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other formats under a known ending, and more pixels than the limit."""
+    from PIL import Image
+
+    image = Image.fromarray(np.zeros((1, 4), np.uint8))
+    image.save(tmp_path / "a.png", format="TIFF")
+    image.save(tmp_path / "b.png")
+    image.save(tmp_path / "c.tif")
+    options = {"preprocess": lambda x: x[:, 0, :, 0]}
+    out = tmp_path / "out.parquet"
+    assert [Path(name).name for name in files._files(tmp_path)] == ["a.png", "b.png"]
+    assert by_hand(saved[0], [tmp_path / "b.png"], out, **options) == 1
+    with pytest.raises(ValueError, match=r"a.png cannot be read as an image"):
+        by_hand(saved[0], [tmp_path / "a.png"], out, **options)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3)  # of which Pillow itself would only warn
+    with pytest.raises(ValueError, match=r"b.png cannot be read as an image"):
+        by_hand(saved[0], [tmp_path / "b.png"], out, **options)
+
+
+@pytest.mark.parametrize("likelihood", ["classification", "regression"])
+def test_autocast_and_compiled_graphs(tmp_path: Path, likelihood: str) -> None:
+    x = torch.randn(100, 4)
+    model = rgpr.RGPR(mlp(), likelihood=likelihood).fit([x])
+    model.calibrate([torch.randn(60, 4)], progress=False)
+    model.save(tmp_path / "m")
+    batch = {"x": np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)}
+    expected = scoring.Predictor(tmp_path / "m", mlp)(batch)
+    compiled = scoring.Predictor(tmp_path / "m", mlp, compile=True)
+    coarse = scoring.Predictor(tmp_path / "m", mlp, autocast=torch.bfloat16)
+    both = scoring.Predictor(tmp_path / "m", mlp, autocast=torch.bfloat16, compile=True)
+    rough = coarse(batch)
+    for name, values in expected.items():
+        if name == "prediction":
+            continue
+        np.testing.assert_allclose(compiled(batch)[name], values, rtol=1e-4, atol=1e-5)
+        few = {"x": batch["x"][:3]}
+        np.testing.assert_allclose(compiled(few)[name], values[:3], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(rough[name], values, rtol=0.1, atol=0.05)
+        np.testing.assert_allclose(both(batch)[name], rough[name], rtol=0.05, atol=0.02)
+    assert not np.array_equal(rough["score"], expected["score"])  # it did run in another dtype
+    with pytest.raises(ValueError, match="one input has shape"):
+        compiled({"x": np.zeros((6, 5), np.float32)})
+
+
+def test_images_of_differing_sizes(tmp_path: Path) -> None:
+    rgpr.RGPR(mlp()).fit([torch.randn(100, 4)]).save(tmp_path / "m")
+    images = np.empty(2, dtype=object)
+    images[:] = [np.zeros((3, 3)), np.zeros((3, 4))]
+    with pytest.raises(ValueError, match="read images of one size"):
+        scoring.Predictor(tmp_path / "m", mlp)({"x": images})
 
 
 def test_a_predictor_by_hand(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from scipy.ndimage import gaussian_filter
 from sklearn.datasets import load_sample_images
 from torch.nn import functional as F
 
+from devices import needs_gpu
 from rgpr_paper.corruptions import CHUNK, KINDS, SEVERITIES, corrupt, pixels
 
 NOT_RANDOM = {
@@ -127,7 +128,7 @@ def test_any_size_and_none(kind):
     assert corrupt(x[:0], kind, 5).shape == (0, 3, 9, 17)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_same_on_a_gpu(kind, photos):
     for severity in SEVERITIES:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rgpr_paper import all_experiments
+from rgpr_paper.attacks.page import summary as against_attackers
 from rgpr_paper.detector_claims import verdict
 from rgpr_paper.detector_page import summary as against_detectors
 from rgpr_paper.experiments import (
@@ -94,6 +95,7 @@ def blocks_of_the_docs() -> dict[tuple[str, str], list[Block]]:
         ("docs/monitoring.md", "monitor"): [b for b in watched if isinstance(b, Table)],
         ("docs/bases.md", "bases"): [b for b in measured if isinstance(b, Table)],
         ("docs/zoo.md", "zoo"): [b for b in animals if isinstance(b, Table)],
+        ("docs/trust.md", "attacks"): against_attackers(RESULTS / "attacks"),
     }
 
 
@@ -130,6 +132,7 @@ def test_pictures_in_the_docs_are_those_of_the_results() -> None:
         "openood": "openood/openood",
         "tabular": "tabular/tabular",
         "monitor": "monitor/monitor",
+        "attacks": "attacks/attacks",
     }.items():
         shown = (ROOT / "docs" / "images" / f"results-{name}.png").read_bytes()
         assert shown == (RESULTS / f"{picture}.png").read_bytes()

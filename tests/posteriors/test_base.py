@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import rgpr
 from networks import mlp
 from rgpr.posteriors import MAP
-from rgpr.posteriors.gaussian import DiagonalGaussian, Gaussian
+from rgpr.posteriors.gaussian import DiagonalGaussian, Gaussian, standard_normal
 
 
 class Ensemble:
@@ -96,3 +96,51 @@ def test_one_number_per_input_is_one_output() -> None:
 def test_other_outputs_are_refused(wrap, error, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(error, match=message):
         MAP(Returns(wrap))(torch.randn(6, 4))
+
+
+class Rooted(Gaussian):
+    """A covariance that is multiplied out in float32, and only when it is asked for."""
+
+    def __init__(self, mean: Tensor, root: Tensor) -> None:
+        self.mean, self._root, self.variance = mean, root, root.square().sum(-1)
+
+    @property
+    def covariance(self) -> Tensor:
+        return self._root @ self._root.mT
+
+    @property
+    def row_sums(self) -> Tensor:
+        return self.covariance.sum(-1)
+
+    def noise(self, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        epsilon = standard_normal((n_samples, *self.mean.shape), self.mean, generator)
+        return (self._root @ epsilon.float()[..., None])[..., 0]
+
+
+class FromOutside(rgpr.Posterior):
+    """A posterior that somebody else wrote, without a thought of autocast."""
+
+    def forward(self, x: Tensor) -> Gaussian:
+        root = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+        return Rooted(self.point(x), root.expand(len(x), 4, 4))
+
+
+def test_autocast_leaves_covariances_and_samples_from_outside_their_digits() -> None:
+    x = torch.randn(20, 4)
+    base = FromOutside(nn.Softplus())  # which autocast does not touch
+    model = rgpr.RGPR(base, layers="input", likelihood="regression").fit([(x, x)])
+    generator = torch.Generator()
+    mean, covariance = model(x)
+    samples = model.predictive_samples(x, 5, generator=generator.manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (x @ x.T).dtype == torch.bfloat16  # it is on
+        torch.testing.assert_close(model(x), (mean, covariance), rtol=0, atol=0)
+        again = model.predictive_samples(x, 5, generator=generator.manual_seed(0))
+        variances = model(x, diagonal_output=True)[1]
+    assert torch.equal(again, samples)
+    torch.testing.assert_close(variances, covariance.diagonal(dim1=1, dim2=2), rtol=1e-5, atol=0)
+    labels = rgpr.RGPR(base, layers="input").fit([x])
+    bridged = labels(x, link_approx="bridge")
+    assert not torch.equal(bridged, labels(x))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(labels(x, link_approx="bridge"), bridged)

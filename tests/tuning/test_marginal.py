@@ -14,11 +14,19 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import rgpr
-from networks import blobs, mlp
+from networks import blobs, laplace_over_blobs, mlp
 from references import dscs_sum, jacobian, standardised
 from rgpr.answers.examples import Parameters
 from rgpr.posteriors import FunctionPosterior, Temperature
-from rgpr.tuning.objectives.marginal import KernelMatrices, laplace_evidence, regression_evidence
+from rgpr.tuning.objectives.marginal import (
+    KernelMatrices,
+    MarginalLikelihood,
+    _cholesky,
+    collect_matrices,
+    laplace_evidence,
+    regression_evidence,
+)
+from rgpr.tuning.options import Options
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -225,3 +233,59 @@ def test_a_base_without_covariances_is_refused_by_name() -> None:
     base = FunctionPosterior(network, lambda x, n, generator: network(x).expand(n, -1, -1))
     with warnings.catch_warnings(), pytest.raises(TypeError, match=r"FunctionPosterior.*'ood'"):
         rgpr.RGPR(base, residual="paper").fit([x]).tune([(x, y)], "marginal-likelihood")
+
+
+def test_one_output_stands_for_two_of_which_the_first_is_certain() -> None:
+    matrices = KernelMatrices(
+        random_kernel(2, 6), random_kernel(1, 6), torch.randn(6, 1).double(), torch.arange(6) % 2
+    )
+    K = matrices.covariance(torch.tensor([0.3, 2.0]).double())
+    assert (K[0] == 0).all()
+    expected = matrices.base[1] + 0.3 * matrices.residual[0] + 2 * matrices.residual[1]
+    torch.testing.assert_close(K[1], expected)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_labels_are_processes_of_their_own(shared: bool) -> None:
+    """Each of them has the evidence of a classification by its own output."""
+    residual, base = random_kernel(2, 6), random_kernel(1 if shared else 3, 6)
+    mean, target = torch.randn(6, 3).double(), torch.randint(0, 2, (6, 3))
+    parameters = Parameters(
+        torch.tensor([0.3, 2.0]).double(), torch.ones(()).double(), torch.zeros(()).double()
+    )
+    parts = KernelMatrices(residual, base, mean, target).of_each_output()
+    assert len(parts) == 3
+    for i, part in enumerate(parts):
+        own = base if shared else base[i][None]
+        alone = KernelMatrices(residual, own, mean[:, i][:, None], target[:, i])
+        torch.testing.assert_close(part.evidence(parameters), alone.evidence(parameters))
+
+
+def test_a_matrix_is_mended_where_rounding_made_it_indefinite_and_refused_elsewhere() -> None:
+    root = torch.randn(6, 2).double()
+    singular = root @ root.T - 1e-13 * torch.eye(6)
+    factor = _cholesky(singular)
+    torch.testing.assert_close(factor @ factor.T, singular, atol=1e-9, rtol=0)
+    with pytest.raises(ValueError, match="not positive definite"):
+        _cholesky(-torch.eye(3).double())
+
+
+def test_batches_of_one_example_and_of_none() -> None:
+    x, y = torch.randn(9, 4), torch.arange(9) % 3
+    model = rgpr.RGPR(laplace_over_blobs("classification", "kron")[0], residual="paper").fit([x])
+    batches = [(x[rows], y[rows]) for rows in (slice(0, 8), slice(8, 8), slice(8, 9))]
+    assert len(collect_matrices(model._extension(), batches, False)) == 9
+
+
+def test_the_evidence_of_labels_is_that_of_each_label() -> None:
+    x, y = torch.randn(12, 4), torch.randint(0, 2, (12, 3)).float()
+    model = rgpr.RGPR(mlp(), likelihood="multilabel", residual="paper").fit([x], progress=False)
+    with torch.no_grad():
+        objective = MarginalLikelihood(model._extension(), [(x, y)], Options(progress=False))
+        parameters = Parameters(model.sigma2, torch.ones(()).double(), torch.zeros(()).double())
+        parts = list(objective.parts(parameters, 0.0))
+        K = objective.matrices.covariance(model.sigma2)[0]
+        for part, f, target in zip(parts, model.posterior.network(x).double().T, y.T, strict=True):
+            pair = torch.stack([torch.zeros_like(K), K])
+            mean = torch.stack([torch.zeros_like(f), f], 1)
+            assert float(part) == pytest.approx(dense_laplace(pair, mean, target.long()) / 12)

@@ -206,3 +206,27 @@ def test_two_inputs_one_output_is_a_binary_classifier() -> None:
     p = model(x)
     expected = float(p.log().gather(1, y[:, None]).mean())
     assert result.metrics["validation NLL"][1] == pytest.approx(-expected, abs=1e-5)
+
+
+def test_the_budget_is_about_the_network_itself_whatever_temperature_was_set() -> None:
+    """A temperature that makes answers worthless must not make room for worse ones."""
+    network, x, _ = overconfident()
+    x = x[:40].double()
+    y = network(x).argmax(1)  # it is right, and sure of it
+    model = rgpr.RGPR(network, layers="input", residual="paper").fit([x], progress=False)
+    own = float(nn.functional.cross_entropy(network(x), y).detach())
+    model.temperature = 15.0
+    # Outliers that are the data: only the budget keeps the answers from knowing nothing.
+    options = {"ood": [x], "temperature": True, "max_nll_increase": 0.02}
+    model.tune([(x, y)], "ood", **options, progress=False)
+    with torch.no_grad():
+        spent = float(nn.functional.nll_loss(model(x).log(), y)) - own
+    assert spent <= 0.02 + 1e-4
+
+
+def test_outliers_are_made_of_data_that_can_be_read_again() -> None:
+    x, y = blobs(3)
+    model = rgpr.RGPR(mlp(), layers=["1"], residual="paper").fit([x], progress=False)
+    with pytest.raises((TypeError, ValueError), match="making outliers from the validation data"):
+        model.tune(iter([(x, y)]), "ood", progress=False)
+    model.tune(iter([(x, y)]), "ood", ood=[3 * x], progress=False)

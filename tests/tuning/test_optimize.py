@@ -88,3 +88,28 @@ def test_no_step_makes_it_worse() -> None:
         best = maximise(edge, [torch.full_like(BOUND, at)], (-BOUND, BOUND), switchable=0)
         assert best.value == pytest.approx(float(sum(edge(best.z))), abs=1e-15)
         assert best.value >= max(best.history) - 1e-11
+
+
+def test_the_search_stays_within_its_bounds_and_ends_where_it_is_flat_across_them() -> None:
+    def gentle(z: Tensor) -> Iterator[Tensor]:
+        yield 0.5 * z[0] - 0.25 * z[1] + 0 * z[2]
+
+    start = torch.tensor([50.0, -50.0, 0.0], dtype=torch.float64)
+    best = maximise(gentle, [start], (-BOUND, BOUND), switchable=0)
+    assert best.z.tolist() == [10, -10, 0]
+    assert best.value == 7.5
+    assert best.gradient == 0  # known of a start that is the top already, too
+    assert best.converged
+
+
+def test_every_evaluation_is_in_the_history() -> None:
+    evaluations = 0
+
+    def counted(z: Tensor) -> Iterator[Tensor]:
+        nonlocal evaluations
+        evaluations += 1
+        yield -(z - 1).square().sum()
+
+    best = maximise(counted, [torch.zeros_like(BOUND)], (-BOUND, BOUND), switchable=2)
+    # But for the last, of the polished optimum that is no better than the one there was.
+    assert evaluations - 1 <= len(best.history) <= evaluations

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, wraps
+from math import isfinite, prod
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -37,12 +38,16 @@ __all__ = [
     "FASTER",
     "ProbitScales",
     "add_moments",
+    "all_finite",
+    "can_look",
+    "cubes_beyond",
     "faster",
     "few_rows",
     "from_nearest",
     "fused_probit",
     "kernels_in_graphs",
     "mean_cubes",
+    "nearest",
     "nearest_cubes",
     "operation",
     "packed_cubes",
@@ -50,7 +55,6 @@ __all__ = [
     "pooled",
     "register",
     "tracing_few_rows",
-    "transforming",
 ]
 
 P = ParamSpec("P")
@@ -61,7 +65,7 @@ _Function = Callable[..., Any]
 # again does not come from memory a second time.
 _CACHED = 1 << 19
 # Whether torch.func.vmap or one of its kind is at work, inside of which no value can be looked at.
-transforming = torch._C._are_functorch_transforms_active
+_transforming = torch._C._are_functorch_transforms_active
 # Small layers are measured together for batches of up to this many rows.
 _FEW_ROWS = 1024
 
@@ -224,6 +228,28 @@ def few_rows(x: Tensor) -> bool:
     return len(x) <= _FEW_ROWS
 
 
+# -- looking at values -----------------------------------------------------------------------------
+
+
+def can_look(x: Tensor) -> bool:
+    """Whether code may branch on the values of a tensor, at no cost.
+
+    On a CPU that is so, unless a graph is traced or a transform is at work. On a GPU Python would
+    have to wait for all kernels before it.
+    """
+    return x.device.type == "cpu" and not (torch.compiler.is_compiling() or _transforming())
+
+
+def all_finite(*tensors: Tensor) -> bool:
+    """Whether all entries of some tensors are finite, by one look at their sum.
+
+    The answer may be no although all are, because a sum can overflow where no entry does. Callers
+    then go the careful way, which is right for every entry.
+    """
+    total = sum(float(tensor.detach().sum()) for tensor in tensors)
+    return isfinite(total)
+
+
 # -- operations ------------------------------------------------------------------------------------
 
 
@@ -240,10 +266,10 @@ def mean_cubes(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) ->
     shape = h.shape[1:]
     mean, scale = mean.view(shape), scale.view(shape)
     offset = None if offset is None else offset.view(shape)
-    # On a CPU it costs nothing to look at a value, and cubes in float32 are twice as fast. So only
-    # rows whose cubes overflow are computed again, in float64.
-    looks = h.device.type == "cpu" and not (torch.compiler.is_compiling() or transforming())
-    blocks = torch.split(h, max(1, _CACHED // max(1, h[:1].numel()))) if looks else (h,)
+    # Cubes in float32 are twice as fast. So only rows whose cubes overflow are computed again, in
+    # float64.
+    looks = can_look(h)
+    blocks = torch.split(h, max(1, _CACHED // max(1, prod(shape)))) if looks else (h,)
     found = []
     for rows in blocks:
         z = (rows - mean).div_(scale).abs_()
@@ -251,10 +277,9 @@ def mean_cubes(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) ->
         z = z if looks else z.double()
         # This is no matrix product, because the threads of one would keep the others waiting.
         cubes = z.pow_(3).flatten(1).mean(1).double() / 3
-        if looks and h.dtype != torch.float64:
-            finite = cubes.isfinite()
-            if not bool(finite.all()):
-                cubes = torch.where(finite, cubes, mean_cubes(rows.double(), mean, scale, offset))
+        if looks and h.dtype != torch.float64 and not all_finite(cubes):
+            again = mean_cubes(rows.double(), mean, scale, offset)
+            cubes = torch.where(cubes.isfinite(), cubes, again)
         found.append(cubes)
     return found[0] if len(found) == 1 else torch.cat(found)
 
@@ -304,29 +329,48 @@ def nearest_cubes(
             is not finite, it is the answer.
         offset: :math:`c`, one number, or ``None`` for zero.
     """
-    squared = from_nearest(products, centers, halves, peak).double().square().mean(1)
+    return cubes_beyond(from_nearest(products, centers, halves, peak), peak, offset)
+
+
+def cubes_beyond(deviations: Tensor, peak: Tensor | None, offset: Tensor | None) -> Tensor:
+    r"""The cubes of :func:`nearest_cubes`, ``(B,)`` in float64, from the deviations ``(B, N)``.
+
+    Args:
+        deviations: From the nearest center, in the coordinates of the centers, divided by ``peak``.
+        peak: As for :func:`nearest_cubes`, and so is the last argument.
+        offset: :math:`c`.
+    """
+    distance = torch.linalg.vector_norm(deviations, dim=1, dtype=torch.float64)
+    distance = distance * deviations.shape[1] ** -0.5
     wide = None if peak is None else peak[:, 0].double()
-    if offset is None:
-        cubes = squared.pow(1.5) / 3
-        return cubes if wide is None else torch.where(wide.isfinite(), wide**3 * cubes, wide)
-    # The slope of the root is infinite at zero. The sliver makes it finite, and changes nothing
-    # because it is far below the offset.
-    distance = (squared + 1e-300).sqrt()
     distance = distance if wide is None else wide * distance
-    cubes = (distance - offset).clamp_min(0).pow(3) / 3
+    distance = distance if offset is None else (distance - offset).clamp_min(0)
+    cubes = distance.pow(3) / 3
     return cubes if wide is None else torch.where(wide.isfinite(), cubes, wide)
 
 
 def from_nearest(products: Tensor, centers: Tensor, halves: Tensor, peak: Tensor | None) -> Tensor:
-    r"""Deviations of rows from their nearest center, divided by ``peak``: ``(B, N)``.
+    """Deviations of rows from their nearest center, divided by ``peak``: ``(B, N)``.
 
-    The nearest center has the largest :math:`z^\top c_k - \frac12 \|c_k\|^2`. The arguments are
-    those of :func:`nearest_cubes`.
+    The arguments are those of :func:`nearest_cubes`.
     """
     rows, closeness = products.tensor_split([centers.shape[1]], dim=1)
     if len(centers) > 1:
-        centers = centers[(closeness - (halves if peak is None else halves / peak)).argmax(1)]
+        centers = centers.index_select(0, nearest(closeness, halves, peak))
     return rows - (centers if peak is None else centers / peak)
+
+
+def nearest(closeness: Tensor, halves: Tensor, peak: Tensor | None) -> Tensor:
+    r"""The number of the center that is nearest to each row, ``(B,)``.
+
+    It has the largest :math:`z^\top c_k - \frac12 \|c_k\|^2`.
+
+    Args:
+        closeness: Products of the rows with the centers, ``(B, K)``, divided by ``peak``.
+        halves: Half of each center's squared length, ``(K,)``.
+        peak: ``(B, 1)``, or ``None`` for ones.
+    """
+    return (closeness - (halves if peak is None else halves / peak)).argmax(1)
 
 
 class PackedLayers(Protocol):

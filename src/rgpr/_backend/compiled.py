@@ -77,6 +77,10 @@ class CompiledCall:
                         made.pack()
                     exported = _unchecked(self._export(model, x, key[-1] is None))
                 graph = torch.compile(exported, **self._options)
+            if key[-1] is None:
+                # Else the next size would compile again, while other threads call this graph.
+                x = x.detach()
+                torch._dynamo.mark_dynamic(x, 0)
             answer = graph(x)  # which compiles
             made.by_key[key] = graph
             return answer
@@ -124,10 +128,14 @@ class _Graphs:
         self._counts, self._held, self._kinds = [*map(len, self._hooks)], *self._look()
 
     def key(self, x: Tensor) -> tuple[Any, ...]:
-        """As torch.compile does: a graph for the first size of a batch, and one for all others."""
+        """As torch.compile does: a graph for the first size of a batch, and one for all others.
+
+        A single row has a graph of its own, because torch takes a size of one for a constant.
+        """
         kind = torch.is_grad_enabled(), few_rows(x)
-        first = all(key[:2] != kind for key in list(self.by_key))
-        return (*kind, len(x)) if first or (*kind, len(x)) in self.by_key else (*kind, None)
+        sizes = [size for *known, size in list(self.by_key) if tuple(known) == kind]
+        own = len(x) == 1 or len(x) in sizes or set(sizes) <= {1}
+        return (*kind, len(x)) if own else (*kind, None)
 
     @property
     def watched(self) -> bool:

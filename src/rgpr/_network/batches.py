@@ -42,7 +42,9 @@ __all__ = [
     "refuse_packed",
     "rows_of",
     "run",
+    "shape_from_json",
     "shape_of",
+    "shape_to_json",
     "taken_by",
     "taken_of",
     "unmasked",
@@ -342,6 +344,8 @@ def largest(network: nn.Module, x: Batch) -> Tensor:
 
 def zeroed(network: nn.Module, x: Batch, keep: Tensor) -> Batch:
     """A copy whose real numbers are zero in all rows but those to ``keep``, ``(B,)``."""
+    if isinstance(x, Tensor) and x.is_floating_point():
+        return torch.where(keep.reshape(-1, *[1] * (x.dim() - 1)), x, 0.0)
     real = {id(part) for part in numbers(network, x).values()}
 
     def change(part: Tensor) -> Tensor:
@@ -357,6 +361,20 @@ def dtype_of(network: nn.Module, x: Batch) -> torch.dtype:
     candidates = [*numbers(network, x).values(), *network.parameters(), *network.buffers()]
     found = (tensor.dtype for tensor in candidates if tensor.is_floating_point())
     return next(found, torch.get_default_dtype())
+
+
+def shape_to_json(shape: Shape) -> Any:
+    """The shape of one input as lists."""
+    if isinstance(shape, torch.Size):
+        return list(shape)
+    return {name: list(sizes) for name, sizes in shape.items()}
+
+
+def shape_from_json(shape: Any) -> Shape:
+    """The inverse of :func:`shape_to_json`."""
+    if isinstance(shape, list):
+        return torch.Size(shape)
+    return {name: tuple(sizes) for name, sizes in shape.items()}
 
 
 def shape_of(network: nn.Module, x: Batch) -> Shape:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed
 
-__all__ = ["active", "together"]
+__all__ = ["active", "moved", "together"]
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ def together(run: Callable[[], T], device: torch.device | None = None) -> list[T
     mine: Any = None
     error: Exception | None = None
     try:
-        mine = _moved(run(), torch.device("cpu"))
+        mine = moved(run(), torch.device("cpu"))
     except Exception as failure:
         error = failure
     everyone: list[Any] = [None] * distributed.get_world_size()
@@ -54,16 +54,17 @@ def together(run: Callable[[], T], device: torch.device | None = None) -> list[T
     for rank, (_, problem) in enumerate(everyone):
         if problem is not None:
             raise RuntimeError(f"rank {rank} failed, so this one stops too: {problem}")
-    return [_moved(theirs, device) for theirs, _ in everyone]
+    return [moved(theirs, device) for theirs, _ in everyone]
 
 
-def _moved(item: Any, device: torch.device | None) -> Any:
+def moved(item: Any, device: torch.device | None) -> Any:
+    """The item with all tensors in its lists, tuples and dicts on a device."""
     if isinstance(item, Tensor):
         return item if device is None else item.to(device)
     if isinstance(item, dict):
-        return {name: _moved(value, device) for name, value in item.items()}
+        return {name: moved(value, device) for name, value in item.items()}
     if isinstance(item, list):
-        return [_moved(value, device) for value in item]
+        return [moved(value, device) for value in item]
     if isinstance(item, tuple) and not isinstance(item, torch.Size):
-        return tuple(_moved(value, device) for value in item)
+        return tuple(moved(value, device) for value in item)
     return item

@@ -22,6 +22,9 @@ _REMEMBERED = 1 << 24
 # Words of a row that have a factor of their own each in its key.
 _KEYED = 128
 _ODD = 0x5851F42D4C957F2D
+# The inverse of _ODD among numbers of 64 bits with a sign, all of which are below _HIGHEST.
+_HIGHEST = 1 << 63
+_INVERSE = (pow(_ODD, -1, 1 << 64) ^ _HIGHEST) - _HIGHEST
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -31,8 +34,9 @@ class Reservoir:
     Every row has a key made from the bits of its input and from how many equal inputs came before
     it, as good as random; the rows with the smallest keys are kept. So neither the size nor the
     order of batches matters, nor which of several processes saw a row, and of an input that comes
-    often as large a share is kept as of all others. (Where copies of an input are spread over
-    several processes, each process counts its own.)
+    often as large a share is kept as of all others. Where copies of an input are spread over
+    several processes, each process counts its own. Merged with its history, another's sample is
+    counted on from here: if the other kept all that it saw, the sample is that of one process.
 
     Args:
         size: The most rows that are kept.
@@ -51,25 +55,60 @@ class Reservoir:
         keys = keys + _mixed(self._occurrences.numbered(keys)) * _ODD
         self._extend(keys, *(rows or (first_part(x),)), seen=len(keys))
 
-    def merge(self, state: Any) -> None:
+    def merge(self, state: Mapping[str, Any]) -> None:
         """Take in what another one kept; see :attr:`state`."""
-        seen, rows = state
-        if rows:
-            self._extend(*rows, seen=seen)
+        if state["rows"]:
+            keys, *rows = state["rows"]
+            if "history" in state:
+                keys = self._counted_on(keys, state)
+            self._extend(keys, *rows, seen=state["seen"])
+        if "history" in state:
+            self._occurrences.remember(state["history"])
 
     @property
-    def state(self) -> tuple[int, tuple[Tensor, ...]]:
-        """How many rows were seen, and the keys and rows that were kept."""
+    def state(self) -> dict[str, Any]:
+        """How many rows are kept at most and how many were seen, and the keys and rows kept."""
         self._settle()
-        return self.seen, self._parts[0] if self._parts else ()
+        rows = list(self._parts[0]) if self._parts else []
+        return {"size": self.size, "seen": self.seen, "rows": rows}
+
+    @property
+    def state_and_history(self) -> dict[str, Any]:
+        """The same, and the keys of all rows that were added: copies of them may come yet."""
+        return {**self.state, "history": self._occurrences.every}
 
     @property
     def items(self) -> tuple[Tensor, ...]:
         """The rows that were kept, of each tensor, in the order of their keys."""
-        return self.state[1][1:]
+        return tuple(self.state["rows"][1:])
+
+    def _counted_on(self, keys: Tensor, state: Mapping[str, Any]) -> Tensor:
+        """The keys of another's sample, with those of copies of rows seen here numbered anew.
+
+        Under the same key, copies in several shards would all be kept or none.
+        """
+        first = state["history"].to(keys.device)
+        if len(first) == 0:
+            return keys
+        number = _within(first)
+        every, order = (first + _mixed(number) * _ODD).sort()
+        place = order[torch.searchsorted(every, keys).clamp_max(len(every) - 1)]
+        first, number = first[place], number[place]
+        before = self._occurrences.count(first)
+        copies = (first + _mixed(number) * _ODD == keys) & (before > 0)
+        anew = first + _mixed(number + before) * _ODD
+        if state["seen"] > len(keys):
+            # Rows with larger keys are gone, so new keys are drawn below the largest that is left.
+            bound = _mixed(keys).max()
+            share = (_mixed(anew + bound) >> 11).double() / (1 << 53) + 0.5
+            anew = _unmixed((share * (bound.double() + _HIGHEST) - _HIGHEST).long())
+        return torch.where(copies, anew, keys)
 
     def _extend(self, keys: Tensor, *rows: Tensor, seen: int) -> None:
         self.seen += seen
+        if self._parts:  # what was loaded from a file may be elsewhere
+            device = self._parts[0][0].device
+            keys, rows = keys.to(device), tuple(t.to(device) for t in rows)
         full = bool(self._parts) and len(self._parts[0][0]) == self.size
         if full and not keys.is_cuda:  # where to ask how many are left would mean to wait
             # Once it is full, few rows of a batch get in.
@@ -106,18 +145,39 @@ class _Occurrences:
         """How many equal keys came before each of these, ``(B,)``; then they count as seen."""
         order = keys.argsort(stable=True)
         ordered = keys[order]
-        place = torch.arange(len(keys), device=keys.device)
-        within = place - torch.searchsorted(ordered, ordered)
-        numbers = torch.empty_like(place)
-        numbers[order] = within
+        numbers = torch.empty_like(keys)
+        numbers[order] = _within(ordered)
+        numbers += self.count(keys)
+        self.remember(ordered)
+        return numbers
+
+    def count(self, keys: Tensor) -> Tensor:
+        """How many equal keys were remembered for each of these, ``(B,)``."""
+        numbers = torch.zeros_like(keys)
+        self._runs = [run.to(keys.device) for run in self._runs]
         for run in self._runs:
             high = torch.searchsorted(run, keys, right=True)
             numbers += high - torch.searchsorted(run, keys)
-        if sum(map(len, self._runs)) < _REMEMBERED:
+        return numbers
+
+    def remember(self, ordered: Tensor) -> None:
+        """Count keys, in ascending order, as seen."""
+        if len(ordered) and sum(map(len, self._runs)) < _REMEMBERED:
+            ordered = ordered.to(self._runs[0].device) if self._runs else ordered
             while self._runs and len(self._runs[-1]) <= 2 * len(ordered):
                 ordered = torch.cat([self._runs.pop(), ordered]).sort().values
             self._runs.append(ordered)
-        return numbers
+
+    @property
+    def every(self) -> Tensor:
+        """The keys that were remembered, in ascending order."""
+        return torch.cat(self._runs).sort().values if self._runs else torch.zeros(0).long()
+
+
+def _within(ordered: Tensor) -> Tensor:
+    """How many equal keys stand before each of these, which are in ascending order."""
+    place = torch.arange(len(ordered), device=ordered.device)
+    return place - torch.searchsorted(ordered, ordered)
 
 
 def row_keys(x: Batch) -> Tensor:
@@ -142,6 +202,12 @@ def row_keys(x: Batch) -> Tensor:
 def _mixed(keys: Tensor) -> Tensor:
     """As good as random: a product mixes all bits into the leading ones, so once more."""
     return (keys ^ ((keys >> 32) & 0xFFFFFFFF)) * _ODD
+
+
+def _unmixed(mixed: Tensor) -> Tensor:
+    """The keys of which :func:`_mixed` makes these numbers."""
+    keys = mixed * _INVERSE
+    return keys ^ ((keys >> 32) & 0xFFFFFFFF)
 
 
 def _words(flat: Tensor) -> Tensor:

@@ -200,6 +200,21 @@ class capture(_Hooks, Generic[T]):  # noqa: N801
             x = self._x
             self._take(0, x if isinstance(x, Tensor) else measured(self._network, x))
 
+    def __exit__(self, kind: type[BaseException] | None, *about: Any) -> None:
+        first = not self._restored
+        super().__exit__(kind, *about)
+        if first and kind is not None and issubclass(kind, torch.OutOfMemoryError | MemoryError):
+            raise self._too_large(about[0]) from about[0]
+
+    def _too_large(self, error: BaseException) -> Exception:
+        """An error of the same kind, which says for how many rows the memory did not suffice."""
+        remedy = f"give smaller batches, such as batch_size={max(1, self._rows // 2)}"
+        if self._rows < 2:
+            remedy = "no smaller batch is possible"
+        said = str(error).partition("\n")[0].rstrip(". ")
+        kind = MemoryError if isinstance(error, MemoryError) else torch.OutOfMemoryError
+        return kind(f"a batch of {self._rows} rows needs too much memory; {remedy} ({said})")
+
     def _check(self) -> None:
         super()._check()
         if self._missing:
@@ -257,7 +272,9 @@ class capture(_Hooks, Generic[T]):  # noqa: N801
             self._take(index, h)
 
         if goes_in:
-            return lambda _, args, named: read(next(iter(args or named.values()), None))
+            # Torch notes apart that a hook takes keywords, so another thread that runs the module
+            # while the hook comes or goes may call it without them.
+            return lambda _, args, named={}: read(next(iter(args or named.values()), None))
         return lambda _, args, output: read(output)
 
 

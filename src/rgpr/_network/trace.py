@@ -310,15 +310,19 @@ class _Tracer:
         for handle in self._handles:
             handle.remove()
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if threading.get_ident() != self._thread:  # others may run the network meanwhile
+    def _before(
+        self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any] | None = None
+    ) -> None:
+        # Others may run the network meanwhile. While a hook comes or goes, torch may call it
+        # without the keywords, for them alone.
+        if threading.get_ident() != self._thread:
             return
         call = Call(self._names[module], module, self._runs[module])
         self._runs[module] += 1
         self._stack[-1].calls.append(call)
         self._stack.append(call)
         self.every.append(call)
-        given = next(iter(args or named.values()), None)
+        given = next(iter(args or (named or {}).values()), None)
         call.given = self._side(given, call.name + GOES_IN, "its input")
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:

@@ -19,12 +19,12 @@ from ..likelihoods import LabelLikelihood
 from ..likelihoods.labels import of_target
 from ..posteriors.gaussian import DiagonalGaussian, Gaussian
 from . import conformal
-from .examples import Examples, Wanted, collect
+from .examples import Examples, Shard, Wanted, merged
 from .onset import Chosen, choose
 from .probabilities import deviations, log_probabilities
 from .score import weighed
 
-__all__ = ["Calibrated", "Calibration", "calibrate"]
+__all__ = ["Calibrated", "Calibration", "calibrate", "held_out"]
 
 
 @dataclass(frozen=True)
@@ -117,25 +117,16 @@ class Calibrated:
 _LAYER_REFERENCES = 4096
 
 
-def calibrate(
-    given: Extension,
-    val_loader: Iterable[Any],
-    fitted_on: tuple[Tensor, int] | None,
-    *,
-    max_nll_increase: float,
-    progress: bool,
-) -> tuple[Calibrated, Calibration]:
-    """Read held-out data once, choose, and report; nothing is changed.
+def held_out(
+    given: Extension, fitted_on: tuple[Tensor, int] | None, progress: bool = True
+) -> Shard:
+    """What collects held-out examples to calibrate with.
 
     Args:
         given: The model as the fit or the user left it.
-        val_loader: The data.
         fitted_on: Keys of some training inputs and how many inputs there were, if known.
-        max_nll_increase: The budget.
         progress: Show a progress bar where there is a terminal.
     """
-    if not max_nll_increase >= 0:
-        raise ValueError(f"max_nll_increase = {max_nll_increase} must not be negative")
     wanted = Wanted(
         "rgpr calibrate",
         progress,
@@ -144,7 +135,27 @@ def calibrate(
         watch=None if fitted_on is None else fitted_on[0],
         keep_overflowed=True,
     )
-    examples = collect(given, val_loader, wanted)
+    return Shard(given, wanted)
+
+
+def calibrate(
+    shard: Shard,
+    val_loader: Iterable[Any] | None,
+    fitted_on: tuple[Tensor, int] | None,
+    *,
+    max_nll_increase: float,
+) -> tuple[Calibrated, Calibration]:
+    """Read held-out data once, choose, and report; nothing is changed.
+
+    Args:
+        shard: Held-out examples that were read before, or none; see :func:`held_out`.
+        val_loader: More data, or ``None``.
+        fitted_on: Keys of some training inputs and how many inputs there were, if known.
+        max_nll_increase: The budget.
+    """
+    if not max_nll_increase >= 0:
+        raise ValueError(f"max_nll_increase = {max_nll_increase} must not be negative")
+    given, examples = shard.extension, merged(shard, val_loader)
     notes = _notes(given, examples, fitted_on)
     chosen = Chosen(given.residual.onset, given.residual.slope, given.temperature)
     report: dict[str, Any] = {}

@@ -8,7 +8,7 @@ example, or ``2SC + L`` for Monte Carlo.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from .._network.batches import Batch, rows_of
 from .._network.checks import check_batch, network_dtype_device
 from .._network.loaders import inputs, inputs_and_targets, labelled, on_device
-from .._network.processes import together
+from .._network.processes import moved, together
 from .._network.reservoir import Reservoir, row_keys
 from .._network.sources import check_no_pair
 from ..extension import Extension
@@ -27,7 +27,7 @@ from ..posteriors.gaussian import DiagonalGaussian, Gaussian
 from ..posteriors.links import LINKS
 from .probabilities import symmetric_noise
 
-__all__ = ["Examples", "Parameters", "Wanted", "collect"]
+__all__ = ["Examples", "Parameters", "Shard", "Wanted", "collect", "merged"]
 
 # At most this much is kept of one set of examples; more of them are thinned evenly.
 _BYTES = 1 << 30
@@ -186,72 +186,133 @@ def collect(extension: Extension, loader: Iterable[Any], wanted: Wanted) -> Exam
         loader: Yields ``(x, y)`` or, where no targets are needed, also ``x``.
         wanted: What is kept.
     """
-    device = network_dtype_device(extension.posterior.network)[1]
-    shards = together(lambda: _Shard(extension, wanted).read(loader), device)
-    everything = Reservoir(max(size for size, _, _ in shards))
-    for _, state, _ in shards:
-        everything.merge(state)
-    if everything.seen == 0:
-        raise ValueError(f"{wanted.description}: the loader gave only empty batches")
-    keys, u, first, second, *rest = everything.state[1]
-    watched = sum(watched for _, _, watched in shards)
-    target = rest[0] if rest else None
-    about = (everything.seen, watched, wanted.link, extension.likelihood)
-    return Examples(u, first, second, target, *about, keys)
+    return merged(Shard(extension, wanted), loader)
 
 
-class _Shard:
-    """The examples that one process sees."""
+def merged(shard: Shard, loader: Iterable[Any] | None) -> Examples:
+    """The examples that a shard has and those of a loader, of all processes.
+
+    Args:
+        shard: What was read before.
+        loader: More data, or ``None``.
+    """
+
+    def read() -> dict[str, Any]:
+        if loader is not None:
+            shard.read(loader)
+        return shard.state()
+
+    every = Shard(shard.extension, shard.wanted)
+    for state in together(read, shard.device):
+        every.merge(state)
+    return every.examples()
+
+
+class Shard:
+    """The examples that one process sees; those of several can be merged.
+
+    Args:
+        extension: The base and its residual.
+        wanted: What is kept.
+
+    Attributes:
+        extension: The base and its residual.
+        wanted: What is kept.
+        device: Where the network is.
+        kept: The examples; ``None`` before the first batch.
+    """
 
     def __init__(self, extension: Extension, wanted: Wanted) -> None:
-        self._extension, self._wanted = extension, wanted
+        self.extension, self.wanted = extension, wanted
+        self.device = network_dtype_device(extension.posterior.network)[1]
+        self.kept: Reservoir | None = None
         self._watch = None if wanted.watch is None else wanted.watch.cpu()
-        self._kept: Reservoir | None = None
-        self._watched = self._columns = 0
+        self._watched = self._columns = self._number = self._outputs = 0
 
-    def read(self, loader: Iterable[Any]) -> tuple[int, Any, int]:
-        """The largest number of examples that is kept, those kept, and how many were watched."""
-        extension, stop_after = self._extension, self._wanted.stop_after
-        network = extension.posterior.network
-        device = network_dtype_device(network)[1]
-        for number, (batch, target) in enumerate(self._wanted.batches(loader, network)):
-            x = on_device(batch, device)
-            measured = extension.source is None
-            check_batch(number, x, network, extension.input_shape, measured=measured)
-            if rows_of(x) == 0:
+    def read(self, loader: Iterable[Any]) -> None:
+        """Take in the batches of a loader."""
+        extension, stop_after = self.extension, self.wanted.stop_after
+        for batch, target in self.wanted.batches(loader, extension.posterior.network):
+            self.update(batch, target)
+            if self.kept is None:
                 continue
-            if self._watch is not None:
-                self._watched += int(torch.isin(row_keys(batch).cpu(), self._watch).sum())
-            rows = self._rows(number, x, target)
-            outputs = rows[1].shape[-1]
-            if self._wanted.targets == "optional" and extension.likelihood.classes(outputs) == 1:
-                check_no_pair(loader, outputs)
-            self._keep(number, x, rows)
-            if stop_after is not None and self._kept is not None and self._kept.seen >= stop_after:
+            classes = extension.likelihood.classes(self._outputs)
+            if self.wanted.targets == "optional" and classes == 1:
+                check_no_pair(loader, self._outputs)
+            if stop_after is not None and self.kept.seen >= stop_after:
                 break
-        if self._kept is None:
-            return 0, (0, ()), self._watched
-        return self._kept.size, self._kept.state, self._watched
+
+    def update(self, batch: Batch, target: Tensor | None) -> None:
+        """Take in a batch."""
+        extension, number = self.extension, self._number
+        x, network = on_device(batch, self.device), extension.posterior.network
+        measured = extension.source is None
+        check_batch(number, x, network, extension.input_shape, measured=measured)
+        self._number += 1
+        if rows_of(x) == 0:
+            return
+        rows = self._rows(number, x, target)
+        self._outputs = rows[1].shape[-1]
+        self._keep(number, x, rows)
+        if self._watch is not None:
+            self._watched += int(torch.isin(row_keys(batch).cpu(), self._watch).sum())
+
+    def merge(self, state: Mapping[str, Any]) -> None:
+        """Take in the examples of another; see :meth:`state`."""
+        kept = moved(state["kept"], self.device)
+        if kept is None:
+            return
+        if self.kept is None:
+            self.kept, self._columns = Reservoir(kept["size"]), len(kept["rows"]) - 1
+        if len(kept["rows"]) - 1 != self._columns:
+            raise ValueError(
+                f"{self.wanted.description}: some of the examples have targets and others have "
+                "none; give targets for all of them, or for none"
+            )
+        self.kept.merge(kept)
+        self._watched += state["watched"]
+
+    def state(self, history: bool = False) -> dict[str, Any]:
+        """All there is to know of the examples: tensors and what JSON can hold.
+
+        Args:
+            history: With what more examples will need to count their copies among those seen.
+        """
+        kept = self.kept
+        state = None if kept is None else kept.state_and_history if history else kept.state
+        return {"kept": state, "watched": self._watched}
+
+    def examples(self) -> Examples:
+        """The examples that were kept.
+
+        Raises:
+            ValueError: There are none.
+        """
+        if self.kept is None:
+            raise ValueError(f"{self.wanted.description}: there are only empty batches")
+        keys, u, first, second, *rest = self.kept.state["rows"]
+        about = (self.kept.seen, self._watched, self.wanted.link, self.extension.likelihood)
+        return Examples(u, first, second, rest[0] if rest else None, *about, keys)
 
     def _run(self, x: Batch) -> tuple[Tensor, Tensor]:
         """What is kept of the base's answer; see :class:`Examples`."""
-        posterior, n_samples = self._extension.posterior, self._wanted.n_samples
+        posterior, n_samples = self.extension.posterior, self.wanted.n_samples
         if n_samples is None:
             gaussian: Gaussian = posterior(x)
             return gaussian.mean.double(), gaussian.variance.clamp(max=_LARGEST)
-        generator = self._wanted.generator
+        generator = self.wanted.generator
         samples = posterior.sample(x, n_samples, generator)
-        noise = symmetric_noise(self._extension.likelihood, samples, generator)
+        noise = symmetric_noise(self.extension.likelihood, samples, generator)
         return samples.transpose(0, 1).float(), noise.transpose(0, 1).float()
 
     def _rows(self, number: int, x: Batch, target: Tensor | None) -> list[Tensor]:
-        reading = self._extension.read(x, self._run)
+        reading = self.extension.read(x, self._run)
         (first, second), u = reading.output, reading.u
         good = first.isfinite().flatten(1).all(1) & u[:, 0].isfinite()
         if not bool(good.all()):
-            if not self._wanted.keep_overflowed:
+            if not self.wanted.keep_overflowed:
                 raise ValueError(
-                    f"{self._wanted.description}: the network overflows on batch {number}; leave "
+                    f"{self.wanted.description}: the network overflows on batch {number}; leave "
                     "out examples that far away, where every sigma2 predicts the same"
                 )
             first = torch.where(good[:, None], first, 0.0)
@@ -259,20 +320,20 @@ class _Shard:
         rows = [torch.where(good[:, None], u.clamp(max=_LARGEST), torch.inf), first, second]
         if target is not None:
             shape = (len(first), first.shape[-1])
-            checked = self._extension.likelihood.target(target, shape, number)
+            checked = self.extension.likelihood.target(target, shape, number)
             rows.append(checked.to(first.device))
         return rows
 
     def _keep(self, number: int, x: Batch, rows: list[Tensor]) -> None:
-        if self._kept is None:
+        if self.kept is None:
             size = sum(t[:1].numel() * t.element_size() for t in rows)
-            limit, at_most = max(1, _BYTES // size), self._wanted.at_most
-            self._kept = Reservoir(limit if at_most is None else min(limit, at_most))
+            limit, at_most = max(1, _BYTES // size), self.wanted.at_most
+            self.kept = Reservoir(limit if at_most is None else min(limit, at_most))
             self._columns = len(rows)
         if len(rows) != self._columns:
             raise ValueError(
-                f"{self._wanted.description}: batch {number} "
+                f"{self.wanted.description}: batch {number} "
                 f"{'has' if len(rows) > self._columns else 'lacks'} targets, unlike those before "
                 "it; yield (x, y) from all batches, or x alone"
             )
-        self._kept.add(x, *rows)
+        self.kept.add(x, *rows)

@@ -10,13 +10,14 @@ NaN near its data is broken, and its NaN is shown, not covered.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._backend.arithmetic import FASTER, ProbitScales, fused_probit
-from .._backend.precision import full_precision
+from .._backend.arithmetic import FASTER, ProbitScales, all_finite, can_look, fused_probit
+from .._backend.precision import at_least_float32, full_precision
 from .._network.batches import Batch
 from .._network.checks import check_n_samples
 from ..extension import Extension, Reading
@@ -66,20 +67,20 @@ def answer(
         at_once = fused_probit(gaussian.mean, gaussian.variance, u, _scales(extension, dtype))
         if at_once is not None:
             return at_once
-    v, limit = _variance_and_limit(extension, reading, gaussian)
-    v = torch.where(limit, 0.0, v)
+    v, limit = measured(reading, gaussian, extension.residual)
     if not isinstance(likelihood, LabelLikelihood):
         return _regression(gaussian, v, limit, diagonal)
-    # Equal logits are the limit: the uniform distribution, or 1/2 for each label.
-    logits = torch.where(limit[:, None], 0.0, _logits(extension, gaussian, v, link))
+    logits = _logits(extension, gaussian, v, limit, link)
+    # Half precision rounds the probabilities and not the logits, whose differences from the largest
+    # it cannot hold. Torch's own softmax computes in float32, too, so the base's answer stays.
+    wide = at_least_float32(dtype)
     if likelihood.independent:
-        return torch.sigmoid(logits.to(dtype))
-    if logits.shape[1] == 1:
-        logits = two_columns(logits)
+        return torch.sigmoid(logits.to(wide)).to(dtype)
+    logits = two_columns(logits)
     # The largest is subtracted before the cast and not by the softmax alone: the compiler of torch
     # 2.15 loses a cast that stands between a product and a softmax. The result is the same.
     logits = logits - logits.amax(1, keepdim=True)
-    return torch.softmax(logits.to(dtype), 1)
+    return torch.softmax(logits.to(wide), 1).to(dtype)
 
 
 def _scales(extension: Extension, dtype: torch.dtype) -> ProbitScales:
@@ -105,9 +106,8 @@ def log_probabilities(extension: Extension, reading: Reading[Gaussian]) -> Tenso
     likelihood = extension.likelihood
     assert isinstance(likelihood, LabelLikelihood)
     gaussian = reading.output.with_mean(reading.output.mean.double())
-    v, limit = _variance_and_limit(extension, reading, gaussian)
-    logits = _logits(extension, gaussian, torch.where(limit, 0.0, v), "probit")
-    return likelihood.log_probabilities(torch.where(limit[:, None], 0.0, logits))
+    v, limit = measured(reading, gaussian, extension.residual)
+    return likelihood.log_probabilities(_logits(extension, gaussian, v, limit, "probit"))
 
 
 def deviations(extension: Extension, reading: Reading[Gaussian]) -> Tensor:
@@ -116,23 +116,15 @@ def deviations(extension: Extension, reading: Reading[Gaussian]) -> Tensor:
     Their squares are the base's variance, the residual's, and its unit: the last keeps them away
     from zero where a point estimate knows no variance at all.
     """
-    v, limit = _variance_and_limit(extension, reading, reading.output)
+    v, limit = measured(reading, reading.output, extension.residual)
     total = reading.output.variance + (v + extension.residual.unit)[:, None]
-    return torch.where(limit[:, None], torch.inf, total).sqrt()
+    return replaced(limit, torch.inf, total).sqrt()
 
 
 def variance(extension: Extension, reading: Reading[Any]) -> Tensor:
     """The residual's ``v``, ``(B,)`` in float64."""
     v: Tensor = extension.residual(known(reading.u, reading.dtype))
     return v
-
-
-def _variance_and_limit(
-    extension: Extension, reading: Reading[Any], gaussian: Gaussian
-) -> tuple[Tensor, Tensor]:
-    """The residual's ``v``, and the rows that these outputs give the limit to; both ``(B,)``."""
-    v = variance(extension, reading)
-    return v, at_limit(reading, v, finite_outputs(gaussian))
 
 
 def check_link(name: str, likelihood: Likelihood, *, diagonal: bool = False) -> None:
@@ -158,13 +150,19 @@ def check_link(name: str, likelihood: Likelihood, *, diagonal: bool = False) -> 
         raise ValueError(f"link_approx={name!r} is not one of {known_ones}")
 
 
-def _logits(extension: Extension, gaussian: Gaussian, v: Tensor, link: str) -> Tensor:
-    """What goes into the softmax: by one link, with the residual as its recipe combines it."""
-    logits = LINKS[link].logits
+def _logits(
+    extension: Extension, gaussian: Gaussian, v: Tensor, limit: Tensor | None, link: str
+) -> Tensor:
+    """What goes into the softmax: by one link, with the residual as its recipe combines it.
+
+    Equal logits are the limit: the uniform distribution, or 1/2 for each label.
+    """
+    logits, v = LINKS[link].logits, replaced(limit, 0.0, v)
     if extension.residual.onset is None:
-        return logits(gaussian, v, extension.temperature)
+        return replaced(limit, 0.0, logits(gaussian, v, extension.temperature))
     factor = flatness(v / extension.residual.unit)
-    return logits(gaussian, torch.zeros_like(v), extension.temperature) * factor
+    usual = logits(gaussian, torch.zeros_like(v), extension.temperature)
+    return replaced(limit, 0.0, usual * factor)
 
 
 def flatness(beyond: Tensor) -> Tensor:
@@ -184,13 +182,14 @@ def flatness(beyond: Tensor) -> Tensor:
 
 
 def _regression(
-    gaussian: Gaussian, v: Tensor, limit: Tensor, diagonal: bool
+    gaussian: Gaussian, v: Tensor, limit: Tensor | None, diagonal: bool
 ) -> tuple[Tensor, Tensor]:
-    mean = torch.where((limit | v.isnan())[:, None], torch.nan, gaussian.mean)
-    v = torch.where(limit, torch.inf, v)
+    v = replaced(limit, torch.inf, v)
+    # An infinite variance is around no mean, and neither is that of a row with a NaN.
+    mean = torch.where((v < torch.inf)[:, None], gaussian.mean, torch.nan)
     if diagonal:
-        return mean, torch.where(limit[:, None], 0.0, gaussian.variance) + v[:, None]
-    covariance = torch.where(limit[:, None, None], 0.0, gaussian.covariance)
+        return mean, replaced(limit, 0.0, gaussian.variance) + v[:, None]
+    covariance = replaced(limit, 0.0, gaussian.covariance)
     return mean, covariance + torch.diag_embed(v[:, None].expand_as(mean))
 
 
@@ -286,6 +285,38 @@ def known(u: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(first.isnan(), torch.nan, overflowed)
 
 
+def measured(
+    reading: Reading[Gaussian], gaussian: Gaussian, measure: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor | None]:
+    """The residual's ``v``, or the strangeness, and the rows to answer with the limit.
+
+    Most batches have no such row. Where values can be looked at, one look saves such a batch
+    everything that the others need.
+
+    Args:
+        reading: Its ``u`` as the pass through the network gave it.
+        gaussian: The outputs that the answer is made of.
+        measure: Gives the variance or the strangeness for ``u``.
+
+    Returns:
+        ``(B,)`` in float64, and ``(B,)`` booleans or ``None`` if no row is at the limit.
+    """
+    u = reading.u
+    if can_look(u) and all_finite(u, gaussian.mean, gaussian.variance):
+        found = measure(u)
+        if all_finite(found):
+            return found, None
+    found = measure(known(u, reading.dtype))
+    return found, at_limit(reading, found, finite_outputs(gaussian))
+
+
+def replaced(limit: Tensor | None, value: float, usual: Tensor) -> Tensor:
+    """``usual`` ``(B, ...)`` with another value in the rows that are at the limit."""
+    if limit is None:
+        return usual
+    return torch.where(limit.view(-1, *[1] * (usual.dim() - 1)), value, usual)
+
+
 def at_limit(reading: Reading[Any], v: Tensor, good: Tensor) -> Tensor:
     """Rows to answer with the limit, ``(B,)``.
 
@@ -298,8 +329,8 @@ def at_limit(reading: Reading[Any], v: Tensor, good: Tensor) -> Tensor:
     first = u[:, 0]
     broken = ~good | ~(u.abs() < torch.inf).all(1)
     # Not isinf or isfinite, which ONNX knows for float32 alone: beyond it all would be infinite.
-    infinite, boundless = first.abs() == torch.inf, v.abs() == torch.inf
-    return infinite | (good & boundless) | (broken & (first > far(reading.dtype)))
+    boundless = v.abs() == torch.inf
+    return (good & boundless) | (broken & (first > far(reading.dtype)))
 
 
 def finite_outputs(gaussian: Gaussian) -> Tensor:

@@ -29,11 +29,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._backend.precision import full_precision
 from ..extension import Extension, Reading
 from ..likelihoods import Likelihood
 from ..posteriors.gaussian import Gaussian
-from .probabilities import at_limit, finite_outputs, known
+from .probabilities import measured, replaced
 
 __all__ = ["score", "weighed"]
 
@@ -43,12 +42,10 @@ _LEAST = 1e-12
 
 def score(extension: Extension, reading: Reading[Gaussian]) -> Tensor:
     """``S``: ``(B,)`` in float64, higher for stranger inputs; infinite at the limit."""
-    gaussian, u = reading.output, reading.u
-    with full_precision(u):
-        strangeness = extension.residual.strangeness(known(u, reading.dtype))
-        limit = at_limit(reading, strangeness, finite_outputs(gaussian))
-        strange = weighed(strangeness, gaussian.mean, extension.likelihood)
-        return torch.where(limit, torch.inf, strange)
+    gaussian = reading.output
+    strangeness, limit = measured(reading, gaussian, extension.residual.strangeness)
+    strange = weighed(strangeness, gaussian.mean, extension.likelihood)
+    return replaced(limit, torch.inf, strange)
 
 
 def weighed(strangeness: Tensor, mean: Tensor, likelihood: Likelihood) -> Tensor:

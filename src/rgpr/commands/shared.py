@@ -75,7 +75,7 @@ def answering(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse
             with _warnings_as_lines(name), aside:
                 refuse_overwriting(options)
                 answer = run(options)
-        except (ValueError, TypeError, RuntimeError, OSError, KeyError) as error:
+        except (ValueError, TypeError, RuntimeError, OSError, KeyError, MemoryError) as error:
             if options.traceback:
                 traceback.print_exc()
             print(f"{name}: {_in_words(error, options)}", file=sys.stderr)
@@ -93,6 +93,7 @@ def answering(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse
 _OPTIONS = (
     (re.compile(r"likelihood='(\w+)'"), r"--likelihood \1"),
     (re.compile(r"RGPR\(network, input='([^']*)'\)"), r"--input \1"),
+    (re.compile(r"batch_size=(\d+)"), r"--batch-size \1"),
 )
 
 
@@ -103,6 +104,8 @@ def _in_words(error: Exception, options: argparse.Namespace) -> str:
     from .._files.inputs.data import Data
 
     text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+    if isinstance(error, MemoryError) and not text:
+        text = "the memory does not suffice; a smaller --batch-size needs less"
     for advice, option in _OPTIONS:
         text = advice.sub(option, text)
     data, Data.begun = Data.begun, None

@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from .._backend.arithmetic import FASTER
-from .._network.batches import Batch, Shape, dtype_of, first_part, largest, zeroed
+from .._backend.arithmetic import FASTER, all_finite, can_look
+from .._network.batches import Batch, Shape, copied, dtype_of, first_part, largest, zeroed
 from .._network.checks import check_input
 from .._network.guards import evaluating
 from .._network.representation import Representation, names_of
@@ -101,14 +101,15 @@ class Extension:
                     f"row {row} of the input holds a NaN; clean it, or use nan='propagate' to get "
                     "NaN for that row"
                 )
-            finite = first.detach().abs() < torch.inf  # half the launches of isfinite
-            if plain:
-                clean: Batch = torch.where(finite.reshape(-1, *[1] * (like.dim() - 1)), like, 0.0)
-            else:
-                clean = zeroed(network, x, finite)
+            finite = None
+            # One look, where it is free, saves most batches what rows that are not finite need.
+            if not (can_look(first) and all_finite(first)):
+                finite = first.detach().abs() < torch.inf  # half the launches of isfinite
+            clean = copied(x) if finite is None else zeroed(network, x, finite)
             output = (run or self.posterior)(clean)
         if packed is not None:
             for index, column in packed.unit_variances(dict(enumerate(columns))).items():
                 columns[index] = column
-        u = torch.where(finite[:, None], torch.stack(columns, dim=1), first[:, None])
+        u = torch.stack(columns, dim=1)
+        u = u if finite is None else torch.where(finite[:, None], u, first[:, None])
         return Reading(output, u, like.dtype if plain else dtype_of(network, x))

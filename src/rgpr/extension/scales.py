@@ -62,7 +62,10 @@ class Sample:
     batch: int
 
     def outputs_and_u(self, residual: Residual) -> tuple[Tensor, Tensor]:
-        """The outputs ``(N, C)`` and ``u`` ``(N, L)``, by the statistics of all data."""
+        """The outputs ``(N, C)`` and ``u`` ``(N, L)``, by the statistics of all data.
+
+        Logits are left out, so that there are no outputs then, ``(N, 0)``.
+        """
         outputs, _, columns = self._run([c.unit_variance for c in residual.coordinates])
         return outputs, torch.stack(columns, 1)
 
@@ -88,7 +91,7 @@ class Sample:
         return outputs, u[counted] if bool(counted.any()) else u
 
     def _run(self, takes: Sequence[Any]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Outputs, classes, and what was taken from each representation."""
+        """Outputs that are no logits, classes, and what was taken from each representation."""
         posterior, likelihood = self.posterior, self.likelihood
         parts, network, (order, pieces) = [], posterior.network, self.x.split(self.batch)
         run_network: Any = network if self.x.form is None else partial(run, network)
@@ -102,12 +105,13 @@ class Sample:
                         outputs = gaussian.mean
                     else:
                         outputs = outputs_of(run_network(clone), x, posterior.output)
-                parts.append((outputs, *reading.found))
-        outputs, *columns = (torch.cat(column)[order] for column in zip(*parts, strict=True))
-        y = self.y
-        if bool((y < 0).any()):
-            y = torch.where(y < 0, likelihood.predicted(outputs), y)
-        return outputs.double(), y, columns
+                predicted = likelihood.predicted(outputs)
+                # Logits have a unit of their own, and those of many classes are large.
+                numbers = outputs[:, :0] if isinstance(likelihood, LabelLikelihood) else outputs
+                parts.append((numbers, predicted, *reading.found))
+        found = (torch.cat(column)[order] for column in zip(*parts, strict=True))
+        numbers, predicted, *columns = found
+        return numbers.double(), torch.where(self.y < 0, predicted, self.y), columns
 
 
 def set_paper_scales(residual: Residual, sample: Sample) -> None:
@@ -119,7 +123,7 @@ def set_paper_scales(residual: Residual, sample: Sample) -> None:
     variance = _UNTUNED_VARIANCE * _unit(sample.likelihood, outputs)
     at_data = u.quantile(0.95, dim=0)
     each = variance / len(sample.layers)
-    residual.sigma2 = torch.where(at_data > 0, each / at_data, each)
+    residual.sigma2 = torch.where(at_data > _LEAST, each / at_data, each)
     if not isinstance(sample.likelihood, LabelLikelihood):
         residual.unit = torch.full_like(residual.unit, variance)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import threading
 from collections.abc import Mapping
 from typing import Any, Self
@@ -18,6 +19,16 @@ __all__ = ["MCDropout"]
 
 # Dropout draws from the one source of the process: threads take turns.
 _global_source = threading.Lock()
+
+
+def _forked() -> None:
+    """In a process that was forked: a thread that held the lock is gone."""
+    global _global_source
+    _global_source = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forked)
 
 
 class MCDropout(SampledPosterior):

@@ -66,6 +66,8 @@ class Ensemble(SampledPosterior):
     def from_saved(
         cls, network: nn.Module, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
     ) -> Self:
+        if config["members"] - 1 > len(tensors):  # before so many networks are made
+            raise ValueError(f"it names {config['members']} members and holds fewer")
         ensemble = cls([network, *(copy.deepcopy(network) for _ in range(config["members"] - 1))])
         ensemble.others.load_state_dict(
             {name.removeprefix("others."): tensor for name, tensor in tensors.items()}

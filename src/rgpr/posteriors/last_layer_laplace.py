@@ -18,7 +18,7 @@ float32 allows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import torch
@@ -33,6 +33,9 @@ from .base import Posterior
 from .gaussian import DenseGaussian, DiagonalGaussian, Gaussian, standard_normal
 
 __all__ = ["LastLayerLaplace", "point_and_features"]
+
+# Numbers of a matrix of outputs by outputs that are worked on at a time.
+_NUMBERS = 1 << 20
 
 
 class LastLayerLaplace(Posterior):
@@ -83,9 +86,11 @@ class LastLayerLaplace(Posterior):
     def _derive(self) -> None:
         """The diagonal of V directly: one product instead of two."""
         with full_precision(self.spectrum):
-            marginal = self.spectrum @ self.out_basis.square().T
+            marginal = _in_parts(lambda rows: self.spectrum @ rows.square().T, self.out_basis)
         self.register_buffer("marginal", marginal, persistent=False)
-        bias = self.bias_root.double().square().sum(1) if self._has_bias else None
+        bias = None
+        if self._has_bias:
+            bias = _in_parts(lambda rows: rows.double().square().sum(1), self.bias_root)
         self.register_buffer("marginal_bias", bias, persistent=False)
 
     def _load_from_state_dict(self, *arguments):  # type: ignore[no-untyped-def]
@@ -168,6 +173,25 @@ def point_and_features(
     return mean, seen[0]
 
 
+def _in_parts(of_rows: Callable[[Tensor], Tensor], matrix: Tensor) -> Tensor:
+    """What a function makes of the rows of a matrix, along its last axis.
+
+    With many outputs there is not the memory for a second matrix ``(C, C)``.
+    """
+    parts = torch.split(matrix, max(1, _NUMBERS // matrix.shape[1]))
+    return torch.cat([of_rows(rows) for rows in parts], -1)
+
+
+def _onto(vectors: Tensor, matrix: Tensor) -> Tensor:
+    """Vectors ``(..., C)`` in float64 times the transpose of a matrix ``(C, C)``."""
+    return _in_parts(lambda rows: vectors @ rows.double().T, matrix)
+
+
+def _sums(matrix: Tensor) -> Tensor:
+    """The sum of the rows of a matrix in float64."""
+    return _in_parts(lambda rows: rows.double().sum(0)[:, None], matrix).sum(-1)
+
+
 class _KroneckerGaussian(Gaussian):
     """``V = Q_B diag((Q_A^T features)^2 @ spectrum) Q_B^T + bias_root bias_root^T``.
 
@@ -194,24 +218,25 @@ class _KroneckerGaussian(Gaussian):
 
     @property
     def _bias_root(self) -> Tensor | None:
-        return self._head.bias_root.double() if self._head._has_bias else None
+        return self._head.bias_root if self._head._has_bias else None
 
     @property
     def row_sums(self) -> Tensor:
-        basis, root = self._head.out_basis.double(), self._bias_root
-        sums = (self._eigenvalues * basis.sum(0)) @ basis.T
-        return sums if root is None else sums + root @ root.sum(0)
+        basis, root = self._head.out_basis, self._bias_root
+        sums = _onto(self._eigenvalues * _sums(basis), basis)
+        return sums if root is None else sums + _onto(_sums(root), root)
 
     @property
     def covariance(self) -> Tensor:
         basis, root = self._head.out_basis.double(), self._bias_root
+        root = None if root is None else root.double()
         covariance = (basis * self._eigenvalues[:, None, :]) @ basis.T
         return covariance if root is None else covariance + root @ root.T
 
     def noise(self, n_samples: int, generator: torch.Generator | None = None) -> Tensor:
         shape, root = (n_samples, *self.mean.shape), self._bias_root
         epsilon = standard_normal(shape, self.mean, generator)
-        noise = (self._eigenvalues.sqrt() * epsilon) @ self._head.out_basis.double().T
+        noise = _onto(self._eigenvalues.sqrt() * epsilon, self._head.out_basis)
         if root is not None:
-            noise = noise + standard_normal(shape, self.mean, generator) @ root.T
+            noise = noise + _onto(standard_normal(shape, self.mean, generator), root)
         return noise

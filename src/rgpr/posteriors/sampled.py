@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from itertools import islice
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,9 @@ class SampledPosterior(Posterior):
 
     def __init__(self, network: nn.Module, *, n_samples: int = 20, seed: int = 0) -> None:
         super().__init__(network)
+        for name, number in (("n_samples", n_samples), ("seed", seed)):
+            if not isinstance(number, int):
+                raise TypeError(f"{name} = {number!r} is no whole number; pass an int such as 20")
         if n_samples < 2:
             raise ValueError(f"n_samples = {n_samples}; moments need at least two samples")
         self.n_samples, self.seed = n_samples, seed
@@ -77,6 +81,20 @@ class WeightPosterior(SampledPosterior):
     @abstractmethod
     def weights(self, generator: torch.Generator | None) -> Iterator[Mapping[str, Tensor]]:
         """Endless samples of the network's parameters (and buffers), by name."""
+
+    @classmethod
+    def from_saved(
+        cls, network: nn.Module, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> Self:
+        made: Any = cls
+        made = made(network, tensors=tensors, **config)
+        # One sample shows whether all tensors are there and fit each other.
+        drawn = next(made.weights(torch.Generator().manual_seed(0)))
+        for name, parameter in network.named_parameters():
+            if name in drawn and drawn[name].shape != parameter.shape:
+                raise ValueError(f"its samples of '{name}' have shape {tuple(drawn[name].shape)}")
+        found: Self = made
+        return found
 
     def draw(
         self, x: Batch, point: Tensor, n_samples: int, generator: torch.Generator | None

@@ -105,12 +105,6 @@ class SWAG(WeightPosterior):
     def config(self) -> dict[str, Any]:
         return {"scale": self.scale, "n_samples": self.n_samples, "seed": self.seed}
 
-    @classmethod
-    def from_saved(
-        cls, network: nn.Module, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
-    ) -> Self:
-        return cls(network, tensors, **config)
-
 
 class SWAGCollector:
     """Collects iterates in anyone's training loop.

@@ -204,12 +204,6 @@ class _AllLayerLaplace(WeightPosterior):
             "seed": self.seed,
         }
 
-    @classmethod
-    def from_saved(
-        cls, network: nn.Module, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
-    ) -> Self:
-        return cls(network, tensors=tensors, **config)
-
 
 class KFL(_AllLayerLaplace):
     """Kronecker-factored Laplace over all layers.

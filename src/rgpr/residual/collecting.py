@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -31,12 +32,13 @@ class Collector:
     Args:
         strategy: What they are for.
         r: Factor on the spread.
+        hidden: Whether the representation is a hidden layer, and not the input.
     """
 
-    def __init__(self, strategy: Strategy, r: float = 1.0) -> None:
+    def __init__(self, strategy: Strategy, r: float = 1.0, *, hidden: bool = False) -> None:
         self.strategy, self.r = strategy, r
         self.needs_classes = strategy.coordinates == "prototypes"
-        self.moments = Moments() if strategy.coordinates == "moments" else None
+        self.moments = Moments(hidden=hidden) if strategy.coordinates == "moments" else None
         self.classes: ClassMoments | None = None
         self.rows: Reservoir | None = None
         self.dtype = torch.float32
@@ -61,9 +63,10 @@ class Collector:
             return h.flatten(1).clone()
         return reduce(h, of)
 
-    def merge(self, state: dict[str, Any]) -> None:
-        """Take in what another collector saw; see :attr:`state`."""
-        self.dtype = state["dtype"]
+    def merge(self, state: Mapping[str, Any]) -> None:
+        """Take in what another collector saw; see :meth:`state`."""
+        self._settle()
+        self.dtype = getattr(torch, state["dtype"])
         if self.moments is not None:
             self.moments.merge(state["moments"])
         if state["classes"] is not None:
@@ -72,22 +75,25 @@ class Collector:
             self.classes.merge(state["classes"])
         if state["rows"] is not None:
             if self.rows is None:
-                self.rows = Reservoir(state["kept"])
+                self.rows = Reservoir(state["rows"]["size"])
             self.rows.merge(state["rows"])
 
-    @property
-    def state(self) -> dict[str, Any]:
-        """All there is to know of the data seen."""
+    def state(self, history: bool = False) -> dict[str, Any]:
+        """All there is to know of the data seen.
+
+        Args:
+            history: With what more rows will need to count their copies among those seen.
+        """
         self._settle()
-        classes, rows = self.classes, self.rows
+        moments, classes, rows = self.moments, self.classes, self.rows
+        kept = None if rows is None else rows.state_and_history if history else rows.state
         return {
-            "dtype": self.dtype,
-            "moments": None if self.moments is None else self.moments.state,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "moments": None if moments is None else moments.state,
             "classes": None if classes is None else classes.state,
             "count": None if classes is None else classes.classes,
             "diagonal": None if classes is None else classes.diagonal,
-            "rows": None if rows is None else rows.state,
-            "kept": None if rows is None else rows.size,
+            "rows": kept,
         }
 
     def update(self, h: Tensor, y: Tensor | None = None, classes: int = 1) -> None:
@@ -102,7 +108,7 @@ class Collector:
                 self.classes = ClassMoments(count, diagonal=wide)
             if y is None or not self.needs_classes:
                 y = torch.zeros(len(h), dtype=torch.long, device=h.device)
-            self._waiting.append((h, y))
+            self._waiting.append((h, y.clone()))  # a loader may use its tensor again
             self._bytes += h.nbytes
             # Many small batches are taken in as one: on a GPU each would be mostly waiting.
             if self._bytes > _TOGETHER:
@@ -120,8 +126,8 @@ class Collector:
         if self.moments is not None:
             return self.moments.total
         assert self.classes is not None
-        waiting = [h.sum(dtype=torch.float64) for h, _ in self._waiting]
-        return torch.stack(waiting).sum() if waiting else self.classes.total
+        self._settle()  # a finite value may still have a square that is not
+        return self.classes.total
 
     def _settle(self) -> None:
         if self._waiting and self.classes is not None:
@@ -152,10 +158,10 @@ class Collector:
                 coordinates.offset = ((ends - coordinates.mean) / coordinates.scale).abs().amax(0)
         else:
             assert self.classes is not None
-            seen = self.classes.counts > 0
             coordinates = Prototypes(
-                self.classes.means[seen],
+                self.classes.means,
                 self.classes.covariance,
+                seen=self.classes.counts > 0,
                 shrinkage=strategy.shrinkage,
                 r=r,
                 dtype=dtype,

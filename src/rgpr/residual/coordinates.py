@@ -70,12 +70,15 @@ class Coordinates(StableBuffers):
         if "kind" in cls.__dict__:  # exporters make subclasses too, as stand-ins
             Coordinates.kinds[cls.kind] = cls
 
-    def __init__(self, of: str, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, of: str, tensors: Mapping[str, Tensor], *, own: bool = False) -> None:
+        """Keep the tensors, or copies of them unless nobody else has them (``own``)."""
         super().__init__()
         self.of = of
         self.register_buffer("offset", None)
         for name, tensor in tensors.items():
-            self.register_buffer(name, tensor.detach().clone(memory_format=torch.contiguous_format))
+            kept = tensor.detach().contiguous()
+            copied = not own and kept.data_ptr() == tensor.data_ptr()
+            self.register_buffer(name, kept.clone() if copied else kept)
         self._derive()
 
     def _derive(self) -> None:

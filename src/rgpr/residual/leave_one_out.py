@@ -36,6 +36,8 @@ __all__ = ["LeaveOneOut", "MomentsWithout", "PrototypesWithout"]
 
 # Numbers that are worked on at a time.
 _CHUNK = 1 << 22
+# Numbers in the centers of classes that are worked on at a time.
+_CENTERS = 1 << 20
 # A smaller part of a sum than this is what rounding left of a difference.
 _ROUNDING = 1e-10
 # Rounding never lets a share of the variance that is left fall below this.
@@ -89,7 +91,7 @@ class MomentsWithout(LeaveOneOut):
         # only this example moved a unit is that rounding, and no spread.
         rounding = 16 * moments.resolution * moments.squares
         std = (torch.where(squares > rounding, squares, 0.0) / (n - 1)).sqrt()
-        std = torch.where(std <= 4 * moments.resolution * mean.abs(), torch.nan, std)
+        std = torch.where(std <= moments.rounding(mean), torch.nan, std)
         # A unit that only this example moved is measured in the scale of the others.
         layer = std.nanmedian(1, keepdim=True).values.nan_to_num(1.0)
         return (h - mean).abs() / (self._r * torch.where(std.isnan(), layer, std))
@@ -105,18 +107,16 @@ class PrototypesWithout(LeaveOneOut):
     """
 
     def __init__(self, classes: ClassMoments, shrinkage: float, r: float) -> None:
-        self._counts, self._r = classes.counts, r
+        self._counts, self._means, self._r = classes.counts, classes.means, r
         self._keep, self._least = 1 - shrinkage, max(shrinkage, _LEAST)
-        means, covariance = classes.means, classes.covariance
-        seen = self._counts > 0
-        self._origin = means[seen].mean(0)
+        covariance = classes.covariance
+        self._seen = self._counts > 0
+        self._origin = self._means.sum(0) / self._seen.sum()  # others are zero
         self._diagonal = covariance.dim() == 1
         self._values = covariance
         if not self._diagonal:
             self._values, self._axes = torch.linalg.eigh(covariance)
             self._values = self._values.clamp_min(0)
-        self._centers = self._turned(means)
-        self._seen = seen
 
     def counted(self, y: Tensor) -> Tensor:
         return self._counts[y] > 1
@@ -128,7 +128,7 @@ class PrototypesWithout(LeaveOneOut):
 
     def _distances(self, h: Tensor, y: Tensor) -> Tensor:
         z, n, units = self._turned(h), self._counts.sum(), len(self._origin)
-        d, own = z - self._centers[y], self._counts[y][:, None]
+        d, own = z - self._turned(self._means[y]), self._counts[y][:, None]
         # An example that is alone in its class leaves the scatter as it is.
         away = torch.where(own > 1, own / (own - 1).clamp_min(1), 1.0)
         scatter = n * self._values
@@ -136,26 +136,31 @@ class PrototypesWithout(LeaveOneOut):
         left = torch.where(left > _ROUNDING * scatter.sum(), left, 0.0)
         typical = (left / ((n - 1) * units))[:, None]
         typical = torch.where(typical > 0, typical, 1.0)
-        g = self._keep * away / (n - 1)
         ridge = self._least * typical
         if self._diagonal:
             without = (scatter - away * d.square()).clamp_min(0)
             inverse = 1 / (self._keep * without / (n - 1) + ridge)
         else:
             inverse = 1 / (self._keep * scatter / (n - 1) + ridge)
-        squared = self._squared(z, inverse)
-        if not self._diagonal:
-            weighted = inverse * d
-            along = (weighted * z).sum(1, keepdim=True) - weighted @ self._centers.T
-            rest = (1 - g * (weighted * d).sum(1, keepdim=True)).clamp_min(_LEAST)
-            squared = squared + g * along.square() / rest
-        # The own class is further away by the factor, and the others are where they were.
-        squared = squared.scatter(1, y[:, None], away.square() * squared.gather(1, y[:, None]))
-        nearest = squared[:, self._seen].amin(1, keepdim=True).clamp_min(0)
-        return (nearest / units).sqrt() / self._r
+        g = self._keep * away / (n - 1)
+        rest = (1 - g * (inverse * d * d).sum(1, keepdim=True)).clamp_min(_LEAST)
+        nearest = torch.full_like(own, torch.inf)
+        # In parts: of many classes the means alone fill the memory.
+        size = max(1, _CENTERS // max(len(h), units))
+        for classes in torch.split(self._seen.nonzero().flatten(), size):
+            centers = self._turned(self._means[classes])
+            squared = self._squared(z, inverse, centers)
+            if not self._diagonal:
+                weighted = inverse * d
+                along = (weighted * z).sum(1, keepdim=True) - weighted @ centers.T
+                squared = squared + g * along.square() / rest
+            # The own class is further away by the factor, and the others are where they were.
+            squared = torch.where(classes == y[:, None], away.square() * squared, squared)
+            nearest = torch.minimum(nearest, squared.amin(1, keepdim=True))
+        return (nearest.clamp_min(0) / units).sqrt() / self._r
 
-    def _squared(self, z: Tensor, inverse: Tensor) -> Tensor:
-        """Squared distances from every center, ``(B, K)``, with other weights in each row."""
-        weighted, centers = inverse * z, self._centers
+    def _squared(self, z: Tensor, inverse: Tensor, centers: Tensor) -> Tensor:
+        """Squared distances from some centers, ``(B, K)``, with other weights in each row."""
+        weighted = inverse * z
         own = (weighted * z).sum(1, keepdim=True)
         return own - 2 * weighted @ centers.T + inverse @ centers.square().T

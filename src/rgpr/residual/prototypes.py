@@ -5,12 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._backend.arithmetic import from_nearest, nearest_cubes, peak_out, transforming
-from .._backend.precision import at_least_float32, full_precision
+from .._backend.arithmetic import (
+    all_finite,
+    can_look,
+    cubes_beyond,
+    nearest,
+    nearest_cubes,
+    peak_out,
+)
+from .._backend.precision import at_least_float32
 from .._backend.small_layers import Parts
 from .coordinates import Coordinates, reduce
 
 __all__ = ["Prototypes"]
+
+# Means that are turned to the axes at a time.
+_ROWS = 1024
 
 
 class Prototypes(Coordinates):
@@ -21,10 +31,14 @@ class Prototypes(Coordinates):
     With one prototype this is whitening. The nearest one is found by products of matrices, so
     thousands of them take no memory beyond a number for each pair. Rows are measured from the mean
     of the prototypes before they are multiplied: activations far from zero would otherwise lose
-    their digits in differences of large products.
+    their digits in differences of large products. For the same reason the nearest prototype is
+    taken off before the product that gives the coordinates. A product rounds in another way in
+    batches of another size, so the coordinates of a row would otherwise depend on its batch where
+    classes lie far apart. Kernels of other devices subtract afterwards, which takes one product.
 
     Args:
         means: :math:`\mu`, ``(K, D)``.
+        seen: Which of the means are prototypes, ``(K,)``; all by default. The others are zero.
         covariance: ``(D, D)``, within classes; or the variances alone, ``(D,)``, which leaves
             the axes where they are.
         shrinkage: Share of the mean variance that is put in place of each direction's own:
@@ -41,12 +55,14 @@ class Prototypes(Coordinates):
     origin: Tensor
     onto: Tensor
     halves: Tensor
+    means: Tensor
 
     def __init__(
         self,
         means: Tensor,
         covariance: Tensor,
         *,
+        seen: Tensor | None = None,
         shrinkage: float = 0.1,
         r: float = 1.0,
         dtype: torch.dtype = torch.float32,
@@ -62,22 +78,37 @@ class Prototypes(Coordinates):
         values = (1 - shrinkage) * values + shrinkage * typical
         axes = vectors * values.clamp_min(1e-12 * typical).rsqrt() / r
         dtype = at_least_float32(dtype)
-        means = means.to(axes.dtype)
-        origin = means.mean(0).to(dtype)
-        # Measured from the origin as it is stored, whose rounding then cancels.
-        means = means - origin.to(axes.dtype)
-        centers = means * axes if axes.dim() == 1 else means @ axes
-        tensors = {"axes": axes.to(dtype), "centers": centers.to(dtype), "origin": origin}
-        super().__init__(of, tensors)
+        seen = torch.ones_like(means[:, 0], dtype=torch.bool) if seen is None else seen
+        origin = (means.sum(0, dtype=axes.dtype) / seen.sum()).to(dtype)
+        rows = seen.nonzero().flatten()
+        centers = origin.new_empty(len(rows), len(origin))
+        # In parts: of many classes the means alone fill the memory.
+        for part, into in zip(*(torch.split(t, _ROWS) for t in (rows, centers)), strict=True):
+            # Measured from the origin as it is stored, whose rounding then cancels.
+            moved = means[part].to(axes.dtype) - origin.to(axes.dtype)
+            into.copy_(moved * axes if axes.dim() == 1 else moved @ axes)
+        tensors = {"axes": axes.to(dtype), "centers": centers, "origin": origin}
+        super().__init__(of, tensors, own=True)
 
     def _derive(self) -> None:
-        dense = self.axes.dim() == 2
-        with full_precision(self.axes):
-            closeness = self.axes @ self.centers.T if dense else (self.axes * self.centers).T
-        # One product gives the coordinates and how close each center is.
-        onto = torch.cat([self.axes, closeness], 1) if dense else closeness
+        if self.axes.dim() == 2:
+            # One product gives the coordinates and how close each center is.
+            width, count = len(self.axes), len(self.centers)
+            onto = self.axes.new_empty(width, width + count)
+            onto[:, :width] = self.axes
+            torch.mm(self.axes, self.centers.T, out=onto[:, width:])
+        else:
+            onto = (self.axes * self.centers).T
         self.register_buffer("onto", onto, persistent=False)
-        self.register_buffer("halves", self.centers.square().sum(1) / 2, persistent=False)
+        squares = [part.square().sum(1) for part in torch.split(self.centers, _ROWS)]
+        self.register_buffer("halves", torch.cat(squares) / 2, persistent=False)
+        # Of axes whose columns are orthogonal, the inverse takes no solver.
+        axes = self.axes.double()
+        back = axes.square().sum(0).reciprocal()[:, None] * axes.T if axes.dim() == 2 else 1 / axes
+        means = torch.empty_like(self.centers)
+        for part, into in zip(*(torch.split(t, _ROWS) for t in (self.centers, means)), strict=True):
+            into.copy_(part.double() @ back if back.dim() == 2 else part.double() * back)
+        self.register_buffer("means", means, persistent=False)
 
     def _load_from_state_dict(self, *arguments):  # type: ignore[no-untyped-def]
         super()._load_from_state_dict(*arguments)
@@ -95,23 +126,38 @@ class Prototypes(Coordinates):
     def forward(self, h: Tensor) -> Tensor:
         """The distance, ``(B, 1)`` in float64."""
         rows, peak = peak_out(self._rows(h) - self.origin)
-        z = from_nearest(self._products(rows), self.centers, self.halves, peak).double()
+        z = self._deviations(rows, peak).double()
         distance = z.square().mean(1, keepdim=True).sqrt() * peak.double()
         # An infinite entry is infinitely far, and not the NaN of its product with a zero.
         return torch.where(peak.isfinite(), distance, peak)
 
     def unit_variance(self, h: Tensor) -> Tensor:
         rows = self._rows(h) - self.origin
-        if h.device.type == "cpu" and not (torch.compiler.is_compiling() or transforming()):
-            # Looking at a value costs nothing here: only rows that overflow need their peak out.
-            u = nearest_cubes(self._products(rows), self.centers, self.halves, None, self.offset)
-            finite = u.isfinite()
-            return u if bool(finite.all()) else torch.where(finite, u, self._safely(rows))
-        return self._safely(rows)
+        if not can_look(h):
+            return self._safely(rows)
+        # Only rows that overflow need their peak out.
+        u = cubes_beyond(self._deviations(rows, None), None, self.offset)
+        return u if all_finite(u) else torch.where(u.isfinite(), u, self._safely(rows))
 
     def _safely(self, rows: Tensor) -> Tensor:
         rows, peak = peak_out(rows)
+        if rows.device.type == "cpu":
+            return cubes_beyond(self._deviations(rows, peak), peak, self.offset)
         return nearest_cubes(self._products(rows), self.centers, self.halves, peak, self.offset)
+
+    def _deviations(self, rows: Tensor, peak: Tensor | None) -> Tensor:
+        """Coordinates of the deviations from the nearest prototype, ``(B, D)``.
+
+        Args:
+            rows: Deviations from the origin, divided by ``peak``.
+            peak: ``(B, 1)``, or ``None`` for ones.
+        """
+        means, dense = self.means, self.axes.dim() == 2
+        if len(means) > 1:
+            closeness = rows @ (self.onto[:, len(self.origin) :] if dense else self.onto)
+            means = means.index_select(0, nearest(closeness, self.halves, peak))
+        deviations = rows - (means if peak is None else means / peak)
+        return deviations @ self.axes if dense else deviations * self.axes
 
     @property
     def parts(self) -> Parts | None:

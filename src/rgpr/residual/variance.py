@@ -165,10 +165,10 @@ def _equal_weights(counted: Tensor) -> Tensor:
 
 def _joined(parts: Tensor, exponents: Tensor) -> Tensor:
     """The weighted geometric mean of ``parts`` ``(B, L)`` plus a share of the arithmetic mean."""
-    # One silent layer silences the product. The logarithm of its zero is never differentiated.
-    some = parts > 0
-    logs = torch.where(some, torch.where(some, parts, 1.0).log(), -torch.inf)
-    # A NaN is no positive number, and has to stay one.
-    logs = torch.where(parts.isnan(), torch.nan, logs)
+    # One silent layer silences the product. The logarithm of its zero is never differentiated. An
+    # infinite layer makes the sum below infinite by itself; in the product, beside a silent one, it
+    # would be NaN.
+    left_out = (parts == 0) | (parts == torch.inf)
+    logs = torch.where(left_out, -torch.inf, torch.where(left_out, 1.0, parts).log())
     geometric = torch.where(exponents > 0, logs * exponents, 0.0).sum(-1).exp()
     return geometric + SHARE * parts.mean(-1)

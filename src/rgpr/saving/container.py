@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .._atomic import replacing
 
-__all__ = ["FORMAT", "check_same_network", "read", "write"]
+__all__ = ["FORMAT", "check_same_network", "kinds", "read", "whole", "write"]
 
 FORMAT = 3
 # The first format with a checksum.
@@ -28,6 +28,8 @@ _SEALED = 3
 _CHECKSUM = "rgpr_sha256"
 _NO_CHECKSUM = 64 * "0"
 _BLOCK = 2**20
+# Bytes of a description; those of models with thousands of layers and columns have a tenth of this.
+_LONGEST = 1 << 24
 
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: Any) -> None:
@@ -35,6 +37,7 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: An
 
     Raises:
         TypeError: A tensor is no tensor or quantised, or ``about`` is not JSON.
+        ValueError: The description is longer than any that is read.
         FileNotFoundError: The folder does not exist.
         OSError: The file cannot be written, such as on a full disk.
     """
@@ -49,8 +52,10 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: An
                 f"{'quantised in the same way' if quantised else 'made in the same way'}"
             )
     # Tied weights share memory, which the format refuses; each name gets its own copy.
-    copies = {name: _whole(t).cpu().contiguous().clone() for name, t in tensors.items()}
-    metadata = {"rgpr_format": str(FORMAT), "rgpr": json.dumps(about), _CHECKSUM: _NO_CHECKSUM}
+    copies = {name: whole(t).cpu().contiguous().clone() for name, t in tensors.items()}
+    described = json.dumps(about)
+    _check_length(path, described)
+    metadata = {"rgpr_format": str(FORMAT), "rgpr": described, _CHECKSUM: _NO_CHECKSUM}
     with replacing(path) as temporary:
         try:
             save_file(copies, temporary, metadata=metadata)
@@ -101,7 +106,7 @@ def _place_and_checksum(path: Path, written: str) -> tuple[int, str]:
     return 8 + header.index(mark) + mark.index(written.encode()), found.hexdigest()
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def whole(tensor: Tensor) -> Tensor:
     """The tensor, gathered from all processes if it is sharded over them; all must call it."""
     gather = getattr(tensor.detach(), "full_tensor", None)
     return tensor.detach() if gather is None else gather()
@@ -131,18 +136,32 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any, int]:
                     f"{path} has format {version} and this rgpr reads up to {FORMAT}; upgrade rgpr"
                 )
             _check_seal(path, metadata, int(version))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            _check_length(path, metadata["rgpr"])
+            # Copies, because the file is mapped into memory: if it were written over or cut short
+            # later, what was loaded would change or be gone.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             return tensors, json.loads(metadata["rgpr"]), int(version)
     except SafetensorError as error:
         raise ValueError(
             f"{path} is not a complete safetensors file ({error}); it was cut short, or is "
             "something else. Save or copy it again"
         ) from error
-    except (KeyError, RecursionError, json.JSONDecodeError) as error:
+    except (KeyError, RecursionError, ValueError) as error:
+        if str(path) in str(error):
+            raise
         raise ValueError(
             f"{path} is damaged: its description is no JSON ({type(error).__name__}: {error}); "
             "save or copy it again"
         ) from error
+
+
+def _check_length(path: Any, described: str) -> None:
+    """Refuse a description that would take much memory, before it is read as JSON."""
+    if len(described) > _LONGEST:
+        raise ValueError(
+            f"{path} has a description of {len(described)} characters, and at most {_LONGEST} are "
+            "read"
+        )
 
 
 def _check_seal(path: Path, metadata: Mapping[str, str], version: int) -> None:
@@ -155,6 +174,16 @@ def _check_seal(path: Path, metadata: Mapping[str, str], version: int) -> None:
             f"{path} is damaged: its bytes do not have the checksum that was saved with them; save "
             "or copy it again"
         )
+
+
+def kinds(tensors: Mapping[str, Any], dtypes: bool = True) -> dict[str, str]:
+    """The dtype and the shape of each tensor, in words."""
+
+    def kind(t: Tensor) -> str:
+        dtype = f"{str(t.dtype).removeprefix('torch.')} " if dtypes else ""
+        return f"{dtype}{tuple(t.shape)}"
+
+    return {name: kind(t) for name, t in tensors.items() if isinstance(t, Tensor)}
 
 
 def check_same_network(
@@ -175,12 +204,7 @@ def check_same_network(
             f"of {path}; load into the plain network, and shard it afterwards"
         )
 
-    def kind(t: Tensor) -> str:
-        dtype = f"{str(t.dtype).removeprefix('torch.')} " if dtypes else ""
-        return f"{dtype}{tuple(t.shape)}"
-
-    here = {k: kind(t) for k, t in network.state_dict().items() if isinstance(t, Tensor)}
-    saved = {k: kind(t) for k, t in weights.items()}
+    here, saved = kinds(network.state_dict(), dtypes), kinds(weights, dtypes)
     problems = [f"no '{k}' in the network" for k in saved if k not in here]
     problems += [f"no '{k}' was saved" for k in here if k not in saved]
     problems += [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -57,6 +58,10 @@ def load(path: str | os.PathLike[str], network: nn.Module) -> tuple[Parts, dict[
         ValueError: The file is damaged or not ours, or belongs to another network.
     """
     tensors, about, version = read(path)
+    if isinstance(about, Mapping) and "kind" in about:
+        raise ValueError(
+            f"{path} holds {about['kind']} and no model; load it by the class that saved it"
+        )
     weights = part(tensors, "network.")
     check_same_network(weights, network, path)
     if version == 1:

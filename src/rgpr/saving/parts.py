@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from .._network.batches import Shape
+from .._network.batches import shape_from_json, shape_to_json
 from .._network.representation import Representation
 from ..extension import Extension
 from ..likelihoods import likelihood_named
@@ -22,7 +21,13 @@ from ..posteriors import Posterior
 from ..residual.coordinates import Coordinates
 from ..residual.recipes import ResidualRecipe, Strategy
 from ..residual.variance import Residual
-from .checks import check_layers, check_learned, check_residual
+from .checks import (
+    check_described,
+    check_finite,
+    check_layers,
+    check_learned,
+    check_residual,
+)
 
 __all__ = ["Parts", "complete", "describe", "part", "put_together"]
 
@@ -56,7 +61,7 @@ def describe(parts: Parts) -> dict[str, Any]:
         "axes": [[each.batch, each.channel, each.token] for each in extension.representations],
         "coordinates": [coordinates.config() for coordinates in every],
         "residual": dataclasses.asdict(parts.recipe),
-        "input_shape": _shape_to_json(extension.input_shape),
+        "input_shape": shape_to_json(extension.input_shape),
         "nan": extension.nan,
         "input": extension.source,
         # A function cannot be written down: whoever has it puts it back.
@@ -83,6 +88,7 @@ def put_together(
     """
     with complete(where):
         posterior = base if isinstance(base, Posterior) else _posterior(about, tensors, base, where)
+        check_described(about)
         if about.get("output") is not None:  # files of earlier versions know no such things
             posterior.output = about["output"]
         recipe = _recipe_from_json(about["residual"])
@@ -91,7 +97,7 @@ def put_together(
             for index, config in enumerate(about["coordinates"])
         ]
         residual = Residual(coordinates, combine=recipe.combine)
-        shape, scales = _shape_from_json(about["input_shape"]), part(tensors, "residual.")
+        shape, scales = shape_from_json(about["input_shape"]), part(tensors, "residual.")
         check_residual(residual, scales, shape)
         for name, buffer in list(residual.named_buffers(recurse=False)):
             setattr(residual, name, scales[name].to(buffer))
@@ -113,22 +119,26 @@ def put_together(
 
 
 @contextmanager
-def complete(where: Any) -> Iterator[None]:
+def complete(where: Any, remedy: str = "save it again") -> Iterator[None]:
     """Turn whatever goes wrong inside into a ``ValueError`` that names what was read.
 
     Only what was saved is looked at inside, so it is the cause.
+
+    Args:
+        where: What was read.
+        remedy: What the reader of the error can do.
     """
     try:
         yield
     except KeyError as missing:
-        raise ValueError(f"{where} is incomplete: it has no {missing}; save it again") from missing
+        raise ValueError(f"{where} is incomplete: it has no {missing}; {remedy}") from missing
     except ValueError as error:
         if str(where) in str(error):
             raise
-        raise ValueError(f"{where} cannot be used: {error}; save it again") from error
-    except (AttributeError, IndexError, RecursionError, RuntimeError, TypeError) as error:
+        raise ValueError(f"{where} cannot be used: {error}; {remedy}") from error
+    except (ArithmeticError, AttributeError, IndexError, RuntimeError, TypeError) as error:
         raise ValueError(
-            f"{where} is damaged: {type(error).__name__} while it was read ({error}); save it again"
+            f"{where} is damaged: {type(error).__name__} while it was read ({error}); {remedy}"
         ) from error
 
 
@@ -141,7 +151,9 @@ def _posterior(
             f"{where} holds a posterior of kind '{kind}', known here: "
             f"{sorted(Posterior.kinds)}; import the module that defines it, or upgrade rgpr"
         )
-    return Posterior.kinds[kind].from_saved(network, about["config"], part(tensors, "posterior."))
+    own = part(tensors, "posterior.")
+    check_finite(own)
+    return Posterior.kinds[kind].from_saved(network, about["config"], own)
 
 
 def _representations(about: Mapping[str, Any]) -> list[Representation]:
@@ -151,18 +163,6 @@ def _representations(about: Mapping[str, Any]) -> list[Representation]:
     pairs = zip(about["layers"], axes, strict=True)
     first, *others = [Representation(name, *own) for name, own in pairs]
     return [dataclasses.replace(first, source=about.get("input")), *others]
-
-
-def _shape_to_json(shape: Shape) -> Any:
-    if isinstance(shape, torch.Size):
-        return list(shape)
-    return {name: list(sizes) for name, sizes in shape.items()}
-
-
-def _shape_from_json(shape: Any) -> Shape:
-    if isinstance(shape, list):
-        return torch.Size(shape)
-    return {name: tuple(sizes) for name, sizes in shape.items()}
 
 
 def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -82,7 +82,8 @@ def maximise(
     looked = sorted(((value(z), -i) for i, z in enumerate(starts)), reverse=True)
     best = Optimum(starts[-looked[0][1]], looked[0][0])
     for _, index in looked[:climbs]:
-        best = max(best, climb(starts[-index]), key=_value)
+        # The climb first: of a start that is the top already, it knows the gradient too.
+        best = max(climb(starts[-index]), best, key=_value)
     for index in range(switchable if switchable > 1 else 0):
         without = best.z.clone()
         without[index] = low[index]

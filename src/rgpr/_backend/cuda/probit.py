@@ -58,8 +58,10 @@ def _probit(
         counts = ((varied > 0) & (scales > 0) & (layer > 0)).to(tl.float64)
         powers = tl.where(tl.sum(counts) > 0, counts, (layer == 0).to(tl.float64))
         powers = powers / tl.sum(powers)
-        # One silent layer silences the product, and a NaN stays a NaN.
-        logs = tl.where(added == 0, -float("inf"), tl.log(tl.where(added == 0, 1, added)))
+        # One silent layer silences the product. An infinite one counts in the sum alone: beside a
+        # silent one it would be NaN. A NaN stays a NaN.
+        left_out = (added == 0) | (added == float("inf"))
+        logs = tl.where(left_out, -float("inf"), tl.log(tl.where(left_out, 1, added)))
         logs = tl.where(powers > 0, logs * powers, 0)
         total = tl.exp(tl.sum(logs)) + share * tl.sum(added) / layers
         v = total - tl.load(onset)
@@ -67,7 +69,7 @@ def _probit(
     else:
         v = tl.sum(added)
     v = tl.where(first != first, first, v)
-    # Whether the row gets the limit, as in rgpr.answers.limits.at_limit.
+    # Whether the row gets the limit, as in rgpr.answers.probabilities.at_limit.
     column = tl.arange(0, CLASSES)
     inside = column < classes
     m = tl.load(mean + row * classes + column, inside, 0).to(tl.float64)

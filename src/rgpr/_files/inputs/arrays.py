@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
-from zlib import error as ZlibError
 
 import numpy as np
 import torch
@@ -14,6 +12,7 @@ from torch import Tensor
 
 from ..._backend.precision import at_least_float32
 from ..._text import listed, meant
+from ..archives import opened_archive
 from .sources import Piece, Reading, Source, refuse_image_options
 
 __all__ = ["Arrays"]
@@ -27,39 +26,26 @@ class Arrays(Source):
 
     def __init__(self, path: Path, reading: Reading) -> None:
         refuse_image_options(path, reading)
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                if not isinstance(file, np.lib.npyio.NpzFile):
-                    raise ValueError("it holds one array without a name")
-                given = reading.columns
-                if given is not None and len(given) != 1:
-                    raise ValueError(f"--columns names the one key of the inputs, not {given}")
-                wanted = INPUT_KEYS if given is None else given
-                key = _first(file, wanted)
-                if key is None:
-                    raise ValueError(
-                        f"it has the keys {listed(sorted(file))} and none of {listed(wanted)} for "
-                        "the inputs; name one by --columns"
-                    )
-                self.x = _numbers(file[key], key)
-                y = _first(file, TARGET_KEYS if reading.target is None else (reading.target,))
-                if y is None and reading.target is not None:
-                    close = meant(reading.target, file) or "."
-                    raise ValueError(
-                        f"no key '{reading.target}' for the targets{close} There are "
-                        f"{listed(sorted(file))}"
-                    )
-                self.y = None if y is None else _targets(_numbers(file[y], y), reading.dtype)
-        except (BadZipFile, ZlibError, EOFError, NotImplementedError) as error:
-            why = str(error) or "it ends too early"
-            raise ValueError(f"{path} is damaged ({why}); write or copy it again") from error
-        except (ValueError, OSError, RuntimeError) as error:
-            if "pickle" in str(error):  # numpy's advice is to open it all the same
+        with opened_archive(path) as file:
+            given = reading.columns
+            if given is not None and len(given) != 1:
+                raise ValueError(f"--columns names the one key of the inputs, not {given}")
+            wanted = INPUT_KEYS if given is None else given
+            key = _first(file, wanted)
+            if key is None:
                 raise ValueError(
-                    f"{path} is no .npz file, or holds Python objects, which are not opened; write "
-                    "it with numpy.savez(path, x=..., y=...)"
-                ) from None
-            raise ValueError(f"{path}: {error}") from error
+                    f"it has the keys {listed(sorted(file))} and none of {listed(wanted)} for the "
+                    "inputs; name one by --columns"
+                )
+            self.x = _numbers(file[key], key)
+            y = _first(file, TARGET_KEYS if reading.target is None else (reading.target,))
+            if y is None and reading.target is not None:
+                close = meant(reading.target, file) or "."
+                raise ValueError(
+                    f"no key '{reading.target}' for the targets{close} There are "
+                    f"{listed(sorted(file))}"
+                )
+            self.y = None if y is None else _targets(_numbers(file[y], y), reading.dtype)
         if self.y is not None and len(self.y) != len(self.x):
             raise ValueError(f"{path}: '{key}' has {len(self.x)} rows and '{y}' {len(self.y)}")
         self.labelled = self.y is not None
@@ -81,7 +67,9 @@ def _first(file: Mapping[str, Any], keys: Iterable[str]) -> str | None:
 
 
 def _numbers(array: np.ndarray[Any, Any], key: str) -> Tensor:
-    if array.dtype.kind not in "biuf" or array.ndim == 0:
+    if not isinstance(array, np.ndarray):  # numpy gives the bytes of what has no ending .npy
+        raise ValueError(f"'{key}' is no array; write it by numpy.savez(path, {key}=...)")
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8 or array.ndim == 0:
         raise ValueError(
             f"'{key}' holds {array.dtype} of shape {array.shape}; expected numbers, a row for each "
             "example"

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..._images import ENDINGS, UnreadableError, opened
 from ..._text import listed
 from .sources import Piece, Reading, Source
 
 __all__ = ["Images", "image_files"]
 
-ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "I;16L")
 # Whole numbers of more than 8 bits: PNG files have 16 at the most.
 _DEEP = ("I", "I;16", "I;16B", "I;16L")
@@ -93,7 +93,7 @@ class Images(Source):
             for row in range(first, min(first + batch_size, len(self._files))):
                 try:
                     found.append((row, self._image(self._files[row])))
-                except _UnreadableError as error:
+                except UnreadableError as error:
                     if self._reading.on_error == "stop":
                         raise ValueError(
                             f"{error}; mend or remove it, or pass --on-error skip"
@@ -108,12 +108,7 @@ class Images(Source):
     def _image(self, path: Path) -> Tensor:
         from PIL import Image
 
-        try:
-            with Image.open(path) as file:
-                file.load()
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise _UnreadableError(f"{path} cannot be read as an image ({error})") from error
-        image: Image.Image = file
+        image = opened(path)
         grey = image.mode in _GREY
         if self._form is None:
             channels = self._reading.channels or (1 if grey else 3)
@@ -163,10 +158,6 @@ def _mixable(image: Any) -> Any:
         clear = image.mode == "PA" or "transparency" in image.info
         return image.convert("RGBA" if clear else "RGB")
     return image
-
-
-class _UnreadableError(Exception):
-    """An image that cannot be read, with the reason."""
 
 
 def _shown(path: Path) -> bool:

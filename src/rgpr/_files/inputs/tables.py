@@ -24,6 +24,8 @@ TARGETS = ("y", "label", "target")
 _INDEX = ("", "Unnamed: 0", "__index_level_0__")
 # Rows that are decoded at once: enough to be fast, and little memory even for a thousand columns.
 _ROWS = 8192
+# Numbers that are decoded at once, whatever the number of columns.
+_NUMBERS = 1 << 22
 
 
 class Table(Source):
@@ -188,7 +190,8 @@ class Table(Source):
 
             # Without a buffer for whole row groups, of which a file may have a single one.
             with pq.ParquetFile(self.path, pre_buffer=False, buffer_size=1 << 16) as file:
-                yield from file.iter_batches(batch_size=_ROWS, columns=names)
+                rows = max(1, min(_ROWS, _NUMBERS // max(1, len(names))))
+                yield from file.iter_batches(batch_size=rows, columns=names)
 
     def _csv(self, names: list[str]) -> Iterator[Any]:
         import pyarrow as pa

@@ -1,10 +1,11 @@
 """Answers in parts beside the file that they will become, so that a killed run goes on.
 
 Beside ``p.parquet`` there is a folder ``p.parquet.parts`` while a run lasts. It holds a file for
-each finished chunk of rows and ``parts.json``: the settings, and how many chunks are finished. Each
-of these files is written wholly or not at all, a chunk before it is counted. So whenever a run is
-killed, what is counted is there, and the next run goes on behind it. As chunks begin at the same
-rows and batches have the same rows in every run, the joined file is the same as well.
+each finished chunk of rows and ``parts.json``: the settings, how many chunks are finished, and the
+checksum of each. Each of these files is written wholly or not at all, a chunk before it is counted.
+So whenever a run is killed, what is counted is there, and the next run goes on behind it. As chunks
+begin at the same rows and batches have the same rows in every run, the joined file is the same as
+well. A chunk whose bytes have changed is refused.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ import numpy as np
 
 from ..._atomic import put_in_place, replacing
 from ..._resuming import alone, check_same
+from ...saving.parts import complete
+from ..archives import arrays_of
 from ..inputs.images import image_files
 
 __all__ = ["Parts", "fingerprint"]
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 _STATE = "parts.json"
+_AGAIN = "pass --restart to begin this run again"
 
 
 class Parts:
@@ -59,6 +63,7 @@ class Parts:
         self._settings = json.loads(json.dumps(settings))
         self._restart = restart
         self.done, self.skipped = 0, list[str]()
+        self._checksums: list[str] = []
 
     @contextmanager
     def held(self) -> Iterator[Parts]:
@@ -69,9 +74,7 @@ class Parts:
             if self._restart:
                 state.unlink(missing_ok=True)
             if state.is_file():
-                begun = json.loads(state.read_text())
-                check_same(self.folder, begun["settings"], self._settings)
-                self.done, self.skipped = begun["done"], list(begun["skipped"])
+                self._take_up(state)
             self._note()
             try:
                 yield self
@@ -80,8 +83,26 @@ class Parts:
                     self._remove()
                 raise
 
+    def _take_up(self, state: Path) -> None:
+        """Read how far an earlier run had come."""
+        with complete(state, _AGAIN):
+            begun = json.loads(state.read_text(encoding="utf-8"))
+            check_same(self.folder, begun["settings"], self._settings)
+            done, skipped, checksums = begun["done"], begun["skipped"], begun["checksums"]
+            for words in (skipped, checksums):
+                if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+                    raise ValueError("it lists something that is no text")
+            if type(done) is not int or done != len(checksums):
+                raise ValueError(f"it counts {done!r} chunks, and has {len(checksums)} checksums")
+        self.done, self.skipped, self._checksums = done, skipped, checksums
+
     def _note(self) -> None:
-        state = {"settings": self._settings, "done": self.done, "skipped": self.skipped}
+        state = {
+            "settings": self._settings,
+            "done": self.done,
+            "skipped": self.skipped,
+            "checksums": self._checksums,
+        }
         with replacing(self.folder / _STATE) as temporary:
             temporary.write_text(json.dumps(state))
 
@@ -89,7 +110,9 @@ class Parts:
         """Write one more chunk."""
         with replacing(self._path(self.done)) as temporary:
             np.savez(temporary, **arrays)  # type: ignore[arg-type]
+            checksum = _checksum(temporary)
         self.done += 1
+        self._checksums = [*self._checksums, checksum]
         self.skipped += skipped
         self._note()
 
@@ -101,10 +124,21 @@ class Parts:
 
     def __iter__(self) -> Iterator[Arrays]:
         """Every chunk that has rows, one in memory at a time."""
+        first: dict[str, Any] = {}
         for number in range(self.done):
-            with np.load(self._path(number), allow_pickle=False) as file:
-                if file.files:
-                    yield {name: file[name] for name in file.files}
+            path = self._path(number)
+            with complete(path, _AGAIN):
+                if not path.is_file() or _checksum(path) != self._checksums[number]:
+                    raise ValueError("it is not the chunk that was written")
+                found = arrays_of(path)
+                if not found:  # nothing in these rows could be read
+                    continue
+                form = {name: (array.dtype.kind, array.shape[1:]) for name, array in found.items()}
+                first = first or form
+                rows = {array.shape[:1] for array in found.values()}
+                if "score" not in found or len(rows) > 1 or form != first:
+                    raise ValueError("its arrays are not the answers for some rows")
+            yield found
 
     @contextmanager
     def finishing(self) -> Iterator[Path]:
@@ -118,6 +152,11 @@ class Parts:
         # First of all what counts the chunks: without it, a folder that is left is no beginning.
         (self.folder / _STATE).unlink(missing_ok=True)
         shutil.rmtree(self.folder)
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fingerprint(path: Path) -> str:

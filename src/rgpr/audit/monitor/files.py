@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 
 from ...model import RGPR
 from ...saving.container import read, write
+from ...saving.parts import complete
 from .martingale import Martingale
 from .performance import Performance
 from .ranks import Bins
+from .state_checks import check_state, is_count
 from .trace import Trace
 
 __all__ = ["Parts", "fingerprint", "load", "run_of", "save"]
@@ -97,7 +99,15 @@ def run_of(path: str | os.PathLike[str]) -> Mapping[str, Any] | None:
     """What :func:`save` got as ``run``; ``None`` for any other file."""
     about = read(path)[1]
     run = about.get("run") if isinstance(about, Mapping) else None
-    return run if isinstance(run, Mapping) else None
+    if not isinstance(run, Mapping):
+        return None
+    whole = [run.get(name) for name in ("rows", "before")]
+    if not isinstance(run.get("settings"), Mapping) or not all(map(is_count, whole)):
+        raise ValueError(
+            f"{path} is damaged: it does not say how far the run that it is of had come; pass "
+            "--restart to begin this run again"
+        )
+    return run
 
 
 def load(path: str | os.PathLike[str], model: str) -> Parts:
@@ -117,11 +127,17 @@ def load(path: str | os.PathLike[str], model: str) -> Parts:
             f"{path} holds no monitor but perhaps a model; load models with rgpr.load, and "
             "monitors from what Monitor.save wrote"
         )
-    if about["model"] != model:
+    if about.get("model") != model:
         raise ValueError(
             f"{path} was saved with another model or another calibration; pass the model it "
             "watched, as rgpr.load gives it, or begin with a new Monitor(model)"
         )
+    with complete(path, "go on from a copy, or begin with a new Monitor(model)"):
+        return _put_together(tensors, about)
+
+
+def _put_together(tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> Parts:
+    check_state(tensors, about)
     arrays = {name: tensor.numpy().copy() for name, tensor in tensors.items()}
     generator = np.random.default_rng()
     generator.bit_generator.state = about["random"]

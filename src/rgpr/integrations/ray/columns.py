@@ -1,0 +1,128 @@
+"""What becomes of a column of a data set before a network sees it, and who works on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..._network.checks import network_dtype_device
+
+__all__ = ["Inputs", "Workers", "numbers"]
+
+Array = np.ndarray[Any, Any]
+# Workers that may be lost for each actor; one that cannot even start is not tried for ever.
+_RETRIES = 10
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where the inputs of a network are, and how they are made of a column.
+
+    Attributes:
+        column: Name of the inputs.
+        scale: What they are multiplied by, e.g. ``1 / 255`` for bytes.
+        preprocess: What is done to a batch after that, on the device of the network and in at
+            least float32.
+    """
+
+    column: str = "x"
+    scale: float = 1.0
+    preprocess: Callable[[Tensor], Tensor] | None = None
+
+    def of(self, batch: Mapping[str, Array], network: nn.Module, device: str) -> Tensor:
+        """The inputs of a batch of columns, in the dtype of the network."""
+        values = numbers(batch, self.column, "name the inputs with column=")
+        dtype = network_dtype_device(network)[0] or torch.float32
+        # Scaled in at least float32, also for networks in half precision.
+        x = values.to(device, torch.promote_types(dtype, torch.float32)) * self.scale
+        return (x if self.preprocess is None else self.preprocess(x)).to(dtype)
+
+
+def numbers(batch: Mapping[str, Array], column: str, hint: str) -> Tensor:
+    """A column of a batch as a tensor.
+
+    Raises:
+        KeyError: There is no such column.
+        TypeError: It holds no numbers.
+        ValueError: The rows differ in shape.
+    """
+    if column not in batch:
+        raise KeyError(f"the dataset has the columns {sorted(batch)}, and no '{column}'; {hint}")
+    values = batch[column]
+    if values.dtype == object:
+        rows = [_dense(row, column) for row in values]
+        shapes = {row.shape for row in rows}
+        if len(shapes) > 1:
+            raise ValueError(
+                f"the rows of '{column}' have the shapes {sorted(shapes)[:3]}, and a network takes "
+                "batches of one shape; read images of one size: ray.data.read_images(size=...)"
+            )
+        values = np.stack(rows)
+    if values.dtype.kind not in "biuf":
+        raise TypeError(
+            f"the column '{column}' holds {values.ravel()[:3].tolist()}, and a network takes "
+            "numbers; name a column of numbers, or of lists of them"
+        )
+    return torch.from_numpy(np.array(values))  # a copy: Ray's memory cannot be written to
+
+
+def _dense(row: Any, column: str) -> Array:
+    """A row as an array, also where it is a list of lists."""
+    array = np.asarray(row)
+    if array.dtype != object or array.ndim == 0:
+        return array
+    parts = [_dense(part, column) for part in array]
+    shapes = {part.shape for part in parts}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"a row of '{column}' holds parts of the shapes {sorted(shapes)[:3]}, and a network "
+            "takes arrays; fill the parts up to one shape"
+        )
+    return np.stack(parts)
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Who works on a data set.
+
+    Attributes:
+        actors: How many, or the fewest and the most.
+        gpus: Number of GPUs that each actor reserves.
+        cpus: Number of CPUs that each actor reserves.
+    """
+
+    actors: int | tuple[int, int] = 1
+    gpus: float = 0.0
+    cpus: float = 1.0
+
+    def map(self, dataset: Any, worker: Any, rows: int, **options: Any) -> Any:
+        """The data set with batches of so many rows mapped by a class, lazily.
+
+        A lost worker is replaced, and its batch is run again.
+
+        Args:
+            dataset: A ``ray.data.Dataset``.
+            worker: The class.
+            rows: Rows in a batch.
+            options: What the class is made with.
+        """
+        import ray
+
+        low, high = self.actors if isinstance(self.actors, tuple) else (self.actors, self.actors)
+        return dataset.map_batches(
+            worker,
+            fn_constructor_kwargs=options,
+            batch_size=rows,
+            batch_format="numpy",
+            # `concurrency` became `compute` in later releases; both take a pool of actors.
+            compute=ray.data.ActorPoolStrategy(min_size=low, max_size=high),
+            num_gpus=self.gpus,
+            num_cpus=self.cpus,
+            max_restarts=_RETRIES,
+            max_task_retries=_RETRIES,
+        )

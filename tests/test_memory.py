@@ -1,0 +1,68 @@
+"""The memory that heads with many classes take: the most that tensors had at a time."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import rgpr
+from rgpr.posteriors import LastLayerLaplace
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.timing import tensor_memory
+
+
+def test_what_is_counted() -> None:
+    def run() -> list[torch.Tensor]:
+        kept = [torch.zeros(1000, 250)]
+        torch.zeros(2000, 250)  # is gone when the next one comes
+        return [*kept, torch.zeros(1000, 250)]
+
+    assert tensor_memory(run) == pytest.approx(3e6, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("classes", "width"), [(8000, 1024), pytest.param(21_000, 2048, marks=pytest.mark.slow)]
+)
+def test_fit_takes_little_more_than_the_means_of_its_classes(classes: int, width: int) -> None:
+    """The means in float64, and three forms of them in float32 that the residual keeps.
+
+    Beside that there are a few batches, and a few matrices of features by features; neither grows
+    with the number of classes. Of 21 000 classes and 2048 features all of it is little more than
+    three times the means.
+    """
+    network = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, classes))
+    batches = [(torch.randn(len(y), 8), y) for y in torch.randperm(classes).split(200)]
+    model = rgpr.RGPR(network)
+    means = 8 * classes * width
+    limit = 2.7 * means + 4 * 8 * width**2 + (1 << 27)
+    assert tensor_memory(lambda: model.fit(batches, progress=False)) < limit
+    assert len(model.residual.at(1).centers) == classes  # type: ignore[union-attr]
+
+
+def test_a_last_layer_laplace_takes_its_factors_and_little_more() -> None:
+    """Two factors are kept; in float64 a third would be twice as large."""
+    classes, width = 3000, 32
+    network = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, classes))
+    square = torch.rand(classes, classes)
+    tensors = {
+        "in_basis": torch.eye(width),
+        "out_basis": square,
+        "spectrum": torch.rand(width, classes),
+        "bias_root": square,
+    }
+
+    def run() -> LastLayerLaplace:
+        base = LastLayerLaplace(network, "2", "kron", tensors, "classification")
+        with torch.no_grad():
+            gaussian = base(torch.randn(4, 8))
+            assert gaussian.variance.shape == gaussian.row_sums.shape == (4, classes)
+            assert gaussian.noise(2).shape == (2, 4, classes)
+        return base
+
+    assert tensor_memory(run) < 2.6 * square.nbytes
