@@ -212,11 +212,20 @@ def test_hooks_that_come_and_go(amount: Amount, tally: Tally) -> None:
         modules = list(case.network.modules())
         done = threading.Event()
 
-        def change(modules: list[nn.Module] = modules, done: threading.Event = done) -> None:
-            while not done.is_set():
+        rounds = [0]
+
+        def change(
+            modules: list[nn.Module] = modules,
+            done: threading.Event = done,
+            rounds: list[int] = rounds,
+        ) -> None:
+            # The short rest leaves a turn to the threads that predict: a thread that never rests
+            # can keep them from Python's lock for minutes on a machine that is busy.
+            while not done.wait(1e-4):
                 hooks = [Seen(module) for module in modules]
                 for hook in hooks:
                     hook.remove()
+                rounds[0] += 1
 
         with told(case), no_guard_left():
             model = calibrated(case)
@@ -228,6 +237,7 @@ def test_hooks_that_come_and_go(amount: Amount, tally: Tally) -> None:
                 done.set()
                 joined([user])
         untouched.check()
+        assert rounds[0] >= asked  # on average hooks came and went during every answer
         tally("answers while the user's hooks come and go", asked)
 
 
