@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-__all__ = ["FOR_EVER", "end_if_it_hangs", "joined", "little_memory", "no_hang"]
+__all__ = [
+    "FOR_EVER",
+    "end_if_it_hangs",
+    "ended",
+    "joined",
+    "little_memory",
+    "no_hang",
+    "untraced_fork",
+]
 FOR_EVER = 300  # seconds, of which what is waited for takes a few at most
 
 
@@ -58,6 +68,31 @@ def end_if_it_hangs() -> None:
     """Let a forked child that waits for ever end by a signal, whatever its parent's handler did."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(FOR_EVER)
+
+
+def untraced_fork() -> int:
+    """Fork a child whose steps are not traced.
+
+    Coverage writes down every file that it sees for the first time under a lock of its own. A child
+    that was forked while another thread held this lock would wait for it for ever.
+    """
+    trace = sys.gettrace()
+    sys.settrace(None)
+    child = os.fork()
+    if child:
+        sys.settrace(trace)
+    return child
+
+
+def ended(child: int) -> int:
+    """Wait for a forked child and return its status; end one that hangs before it sets an alarm."""
+    patience = threading.Timer(FOR_EVER, os.kill, (child, signal.SIGKILL))
+    patience.daemon = True
+    patience.start()
+    try:
+        return os.waitpid(child, 0)[1]
+    finally:
+        patience.cancel()
 
 
 def joined(workers: list[threading.Thread]) -> None:
