@@ -22,7 +22,7 @@ from .context import Context
 from .data import ImageSet, read_split
 from .training import RunOptions, TrainingPlan, lenet, resnet18, train
 
-__all__ = ["MEMBERS", "SETTINGS", "Setting", "ensemble", "kept", "trained", "trained_on"]
+__all__ = ["MEMBERS", "SETTINGS", "Setting", "ensemble", "kept", "plan_of", "trained", "trained_on"]
 
 MEMBERS = 5
 
@@ -80,7 +80,7 @@ def trained_on(
     *,
     progress: bool = True,
 ) -> nn.Module:
-    """The network of a setting and a seed; the small version has a tenth of the plan's epochs.
+    """The network of a setting and a seed, trained by :func:`plan_of`.
 
     Args:
         context: Where to train, and where the checkpoint is kept.
@@ -93,9 +93,7 @@ def trained_on(
     Raises:
         ValueError: The checkpoint is of another training run.
     """
-    plan = setting.plans[context.recipe]
-    if context.small:
-        plan = replace(plan, epochs=max(1, plan.epochs // 10))
+    plan = plan_of(context, setting)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = setting.build()
@@ -108,6 +106,12 @@ def trained_on(
     )
     train(network, (training.x, training.y), plan, options)
     return network
+
+
+def plan_of(context: Context, setting: Setting) -> TrainingPlan:
+    """The plan of the context's recipe; the small version has a tenth of its epochs."""
+    plan = setting.plans[context.recipe]
+    return replace(plan, epochs=max(1, plan.epochs // 10)) if context.small else plan
 
 
 def ensemble(context: Context, name: str, seed: int) -> list[nn.Module]:

@@ -111,7 +111,7 @@ def _shown(experiment: Experiment, out: Path) -> _Shown:
     if not units:
         if missing:
             return _Shown(experiment, Section(), missing, "gap")
-        command = f"rgpr paper run {experiment.name} --out {out}"
+        command = f"rgpr paper run {experiment.name} --out {out.name or out}"
         return _Shown(experiment, Section(), [f"not run: `{command}`"], "not run")
     state = "run, small" if any(unit.settings["small"] for unit in units) else "run"
     state += ", with gaps" if missing else ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -70,14 +72,42 @@ def test_far_away_noise(out: Path) -> None:
     found = unit.result["methods"]
     assert tuple(found) == far_away_noise.METHODS
     for base in far_away_noise.BASES:
-        for measured in (found[base], found[f"{base}-RGPR"], found[f"{base}-RGPR-untuned"]):
+        for measured in (found[f"{base}{residual}"] for residual in far_away_noise.RESIDUALS):
             assert measured["accuracy"] > 0.85
         assert found[base]["variance"] == 0 < found[f"{base}-RGPR"]["variance"]
         # Ten votes far away: no fewer than one in ten when spread evenly, more when not.
         assert found[f"{base}-RGPR-untuned"]["even"] == pytest.approx(0.1, abs=0.01)
         assert 0.24 < found[f"{base}-RGPR-untuned"]["independent"] < 0.31
     assert found["KFL"]["independent"] > 0.5
+    for base in (*far_away_noise.BASES, "LLL"):
+        assert found[f"{base}-RGPR-onset"]["even"] == pytest.approx(0.1, abs=0.02)
+        assert f"| → {base}-RGPR-onset |" in page
     assert "| KFL-RGPR |" in page
+    assert "An arrow marks this library's default" in page
+
+
+def test_units_of_before_have_no_rows_of_the_default_residual(out: Path, tmp_path: Path) -> None:
+    """Rows and claims of methods that a stored unit lacks are left out, and nothing else is."""
+    for name, others in (("far-away-noise", ("LLL",)), ("natural-images", ("LLL-RGPR-score",))):
+        folder = tmp_path / name
+        shutil.copytree(out / name, folder)
+        before = all_experiments()[name].render(folder)
+        for path in folder.glob("*.json"):
+            content = json.loads(path.read_text())
+            found = content["result"]["methods"]
+            for method in [m for m in found if m.endswith("-RGPR-onset") or m in others]:
+                del found[method]
+            path.write_text(json.dumps(content))
+        after = all_experiments()[name].render(folder)
+        rows = [row for block in after.blocks for row in getattr(block, "rows", ())]
+        all_rows = [row for block in before.blocks for row in getattr(block, "rows", ())]
+        kept = [r for r in all_rows if not r[0].startswith("→ ") and r[0] not in others]
+        assert rows == kept
+        new = [c for c in before.claims if c not in after.claims]
+        assert [c for c in before.claims if c not in new] == after.claims
+        assert all("default residual" in c.statement or "no outlier" in c.statement for c in new)
+        assert new
+        assert not any("arrow" in getattr(block, "text", "") for block in after.blocks)
 
 
 def test_ten_independent_votes_are_those_of_a_die(out: Path) -> None:
@@ -194,6 +224,8 @@ def test_natural_images(out: Path) -> None:
     noise, natural = (unit.result["methods"][f"LLL-RGPR-OOD{kind}"] for kind in ("", "-natural"))
     assert noise["fpr95"] == natural["fpr95"]
     assert page.count("| LLL-RGPR-LL |") == 2
+    assert page.count("| → LLL-RGPR-onset |") == 2
+    assert page.count("| → LLL-RGPR-score |") == 1
 
 
 def test_natural_images_that_are_missing(tmp_path: Path) -> None:

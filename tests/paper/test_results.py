@@ -32,6 +32,10 @@ RESULTS = ROOT / "results"
 DOCS = ROOT / "docs"
 
 
+# Experiments that may lack runs in the repository; the report names each of them as a gap.
+WAITING = ("recipe",)
+
+
 def words(page: Path) -> str:
     """All of it but the pictures, whose bytes depend on who draws them."""
     return re.sub(r"base64,[^\"]*", "", page.read_text())
@@ -46,6 +50,8 @@ def test_the_report_is_that_of_the_numbers(tmp_path: Path) -> None:
     assert words(page) == words(RESULTS / "report.html")
     assert page.stat().st_size > 1_000_000  # with its pictures inside
     for name in all_experiments():
+        if name in WAITING and not read_units(RESULTS / name):
+            continue
         shown = f"{name}/{name}.md"
         assert (numbers / shown).read_text() == (RESULTS / shown).read_text()
 
@@ -54,7 +60,8 @@ def test_every_claim_holds_or_is_discussed() -> None:
     report = (RESULTS / "report.md").read_text()
     number = r"(?:(\d+) of (\d+) hold|-)"
     counts = re.findall(rf"^\| .* \| run[^|]* \| {number} \| {number} \|$", report, re.M)
-    assert len(counts) == len(all_experiments())
+    waiting = [name for name in WAITING if not read_units(RESULTS / name)]
+    assert len(counts) == len(all_experiments()) - len(waiting)
     holding, claims, ours, of_ours = (
         sum(int(count or 0) for count in column) for column in zip(*counts, strict=True)
     )

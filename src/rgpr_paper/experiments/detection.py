@@ -13,22 +13,18 @@ paper: this library's default, by its confidence and by its score, and four dete
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
-from rgpr._progress import bar
-
-from ..comparison import PAPER_NAMES, by_set, equal_to_map, over_seeds, percent, remarks, stand_ins
+from ..compared import compared
+from ..comparison import PAPER_NAMES, by_set, equal_to_map, over_seeds, remarks, stand_ins
 from ..context import Context
-from ..data import notes_of, read_outliers
+from ..detection_claims import claims
 from ..experiment import Experiment, register
-from ..measures import measure, shortened
-from ..methods import COMPARED, contestants, detectors
+from ..methods import COMPARED, detectors
 from ..published import published
-from ..section import Block, Claim, Section, Table, Text, beside, printed, provenance, spread
+from ..section import Block, Section, Table, Text, beside, printed, provenance, spread
 from ..units import Result, Unit, read_units, run_seeds
 
 __all__ = ["methods", "render", "run", "summary"]
@@ -47,33 +43,7 @@ def run(context: Context) -> None:
 
 
 def _unit(context: Context, name: str, seed: int) -> Result:
-    outliers, missing = read_outliers(context.data, name, context.device, context.download)
-    competing = contestants(context, name, seed)
-    measured: dict[str, Any] = {}
-    tuning: dict[str, Any] = {}
-    seconds: dict[str, float] = {}
-    for asked in bar(methods(), "methods", True):
-        method = competing.method(asked)
-        measured[method.name] = measure(method.predict, competing.test, outliers)
-        seconds |= {f"{method.name}, {part}": value for part, value in method.seconds.items()}
-        if method.tuning is not None:
-            tuning[method.name] = shortened(method.tuning)
-    return {
-        "set": name,
-        "seed": seed,
-        "notes": competing.notes | notes_of(outliers),
-        "missing": missing,
-        "sizes": {
-            "train": len(competing.train.x),
-            "validation": len(competing.validation.x),
-            "test": len(competing.test.x),
-            "outliers": {kind: len(images.x) for kind, images in outliers.items()},
-        },
-        "methods": measured,
-        "tuning": tuning,
-        "seconds": competing.seconds | seconds,
-        "choices": [competing.choices],
-    }
+    return compared(context, name, seed, methods())
 
 
 # -- what it shows -------------------------------------------------------------------------------
@@ -111,7 +81,7 @@ def render(folder: Path) -> Section:
     section.add(*remarks("ood_avg", "acc_ece"))
     for name, found in by_set(units).items():
         section.add(*_blocks(name, found))
-        section.claims += _claims(name, found)
+        section.claims += claims(PAPER_NAMES.get(name, name), found)
     section.add(_calibration(by_set(units)), *remarks("calib_ood"), *provenance(units))
     return section
 
@@ -246,77 +216,6 @@ def _calibration(sets: dict[str, list[Unit]]) -> Table:
         rows.append([f"{method}, quoted by the paper", *cells])
     caption = "Calibration is at odds with detection: ECE (calib_ood; quoted rows were not run)"
     return Table(["method", *(PAPER_NAMES.get(name, name) for name in sets)], rows, caption)
-
-
-def _claims(name: str, units: Sequence[Unit]) -> list[Claim]:
-    name = PAPER_NAMES.get(name, name)
-    averaged = partial(percent, units)
-    rates = {m: averaged(m, "fpr95", "mean") for m in _measured(units)}
-    errors = {m: averaged(m, "ece") for m in rates if over_seeds(units, "methods", m, "ece")}
-    extended = [m for m in ("LLL-RGPR-LL", "LLL-RGPR-OOD", "LLL-RGPR-onset") if m in rates]
-    changes = {m: abs(averaged(m, "accuracy") - averaged("LLL", "accuracy")) for m in extended}
-    worst = max(changes, key=changes.__getitem__)
-    fpr95 = partial(_lower, name, "FPR95", rates)
-    ece = partial(_lower, name, "ECE", errors)
-    claims = [
-        fpr95("LLL-RGPR-OOD", "LLL"),
-        fpr95("LLL-RGPR-LL", "LLL", slack=0.5),
-        Claim(
-            f"{name}: the residual changes the accuracy by at most 0.3 points",
-            f"at most {changes[worst]:.2f} points ({worst})",
-            changes[worst] <= 0.3,
-        ),
-        ece("LLL-RGPR-LL", "LLL-RGPR-OOD"),
-    ]
-    if "DE" in rates:
-        claims += [fpr95("LLL-RGPR-OOD", "DE"), fpr95("LLL-RGPR-LL", "DE")]
-    if baselines := {m: rates[m] for m in ("MAP", "TS", "DE", "GP-DSCS") if m in rates}:
-        best = min(baselines, key=baselines.__getitem__)
-        claims.append(fpr95("LLL", best, slack=_COMPETITIVE))
-    ours: list[Claim] = []
-    if "LLL-RGPR-onset" in rates and "LLL-RGPR-score" in rates:
-        ours = [
-            fpr95("LLL-RGPR-onset", "LLL"),
-            ece("LLL-RGPR-onset", "LLL", slack=0.5),
-            fpr95("LLL-RGPR-score", "Energy"),
-        ]
-    return claims + [replace(claim, ours=True) for claim in ours]
-
-
-# The paper calls LLL "competitive with all baselines" and gives no number for it. In its own table
-# LLL is at most 4.4 points above the best of them, on SVHN.
-_COMPETITIVE = 4.5
-
-
-def _lower(
-    name: str, metric: str, values: dict[str, float], one: str, other: str, slack: float = 0.0
-) -> Claim:
-    """That one method has a lower value than another, or at most ``slack`` points above it."""
-    holds = values[one] < values[other] + slack
-    than = f"below that of {other}" if not slack else f"at most {slack} points above {other}'s"
-    return Claim(
-        f"{name}: the {metric} of {one} is {than}",
-        f"{values[one]:.2f} % against {values[other]:.2f} %",
-        holds,
-        "" if holds else _as_printed(name, metric, one, other) + _DISCUSSION,
-    )
-
-
-def _as_printed(name: str, metric: str, one: str, other: str) -> str:
-    """The paper's own two numbers, where it has both."""
-    table = {"FPR95": "ood_avg", "ECE": "acc_ece"}[metric]
-    numbers = [
-        printed(table, **{"in": name}, method=method, metric=metric) for method in (one, other)
-    ]
-    if None in numbers:
-        return ""
-    return f"In the paper's table: {numbers[0]} against {numbers[1]} %. "
-
-
-_DISCUSSION = (
-    "Seeds differ by as much as some methods do: see the spread in the tables. The outcome depends "
-    "on how the network was trained and on the sets of outliers, of which some are stand-ins."
-)
 
 
 register(

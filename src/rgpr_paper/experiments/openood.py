@@ -13,8 +13,9 @@ is the area under precision against recall, with the data and with the outliers 
 found.
 
 The network runs once on every image, and the detectors are fitted and measured on what that pass
-left. Cost is what a detector adds to the network's own pass, from the fastest of several laps of
-each. A detector that fails is kept with the text of its error.
+left. So are other forms of the score, of :mod:`rgpr_paper.score_forms`, which choose nothing. Cost
+is what a detector adds to the network's own pass, from the fastest of several laps of each. A
+detector that fails is kept with the text of its error.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from ..near_far import near_and_far
 from ..networks import kept
 from ..outputs import Outputs, head, outputs, write_some
 from ..rivals import RIVALS, Bench, Rival
+from ..score_forms import FORMS, Parts
 from ..section import Section
 from ..units import Result, read_units, run_seeds
 
@@ -88,11 +90,14 @@ def _unit(context: Context, name: str, seed: int) -> Result:
     images |= {kind: Loader(each.x) for sets in outliers.values() for kind, each in sets.items()}
     found = {kind: outputs(model, last, loader) for kind, loader in images.items()}
     network_pass = partial(_run_network, model.posterior.network, competing.test)
+    where = {near_or_far: list(sets) for near_or_far, sets in outliers.items()}
+    assert model.residual is not None
+    forms = _forms(Parts(bench, model.residual), found, where)
     measuring = _Measuring(
         bench,
         images,
         found,
-        {where: list(sets) for where, sets in outliers.items()},
+        where,
         training_pass,
         network_pass,
         clock,
@@ -121,7 +126,34 @@ def _unit(context: Context, name: str, seed: int) -> Result:
         "laps": _LAPS,
         "network": _MICRO * clock.fastest(network_pass)[0] / len(competing.test.x),
         "detectors": measured,
+        "forms": forms,
     }
+
+
+@torch.no_grad()
+def _forms(
+    parts: Parts, found: dict[str, Outputs], where: dict[str, list[str]]
+) -> dict[str, dict[str, Any]]:
+    """Means of AUROC and FPR95 over near, far and all outliers for each form of the score.
+
+    A form that fails is kept with the text of its error, as a detector is.
+    """
+    measured: dict[str, dict[str, Any]] = {}
+    everything = {**where, "all": [kind for kinds in where.values() for kind in kinds]}
+    for name, form in FORMS.items():
+        try:
+            scores = {kind: form(parts, each) for kind, each in found.items()}
+        except (RuntimeError, ValueError) as error:
+            measured[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
+            continue
+        measured[name] = {
+            means: {
+                metric: mean(METRICS[metric](-scores["test"], -scores[kind]) for kind in kinds)
+                for metric in ("auroc", "fpr95")
+            }
+            for means, kinds in everything.items()
+        }
+    return measured
 
 
 class Clock:

@@ -18,7 +18,7 @@ from rgpr.baselines.detectors import KNN, Detector, Energy, Mahalanobis, MaxSoft
 from ..data import Loader
 from .base import Bench, Fitted, Reads, Rival, register_rival
 
-__all__ = ["mahalanobis_plus_plus"]
+__all__ = ["mahalanobis", "mahalanobis_plus_plus"]
 
 # The paper of KNN has these values for its networks on CIFAR; for other sets OpenOOD starts at 50.
 _NEIGHBOURS = {"cifar100": 200}
@@ -49,7 +49,8 @@ def _knn(bench: Bench) -> Fitted:
     return _fitted(bench, lambda head: KNN(head, k=k), f"k = {k}; all training images")
 
 
-def _mahalanobis(bench: Bench) -> Fitted:
+def mahalanobis(bench: Bench) -> Fitted:
+    """Squared distances to the nearest class mean of the penultimate features."""
     setting = "penultimate features alone, covariance shrunk by 1e-3"
     return _fitted(bench, Mahalanobis, setting)
 
@@ -79,7 +80,7 @@ _DETECTORS: dict[str, tuple[str, str, Reads, Callable[[Bench], Fitted], str]] = 
         "Lee et al. 2018",
         "rgpr",
         "features",
-        _mahalanobis,
+        mahalanobis,
         "this library's defaults; the paper reads several layers",
     ),
     "ViM": (
