@@ -46,7 +46,8 @@ class Target:
 
     def __str__(self) -> str:
         side = "at least" if self.metric == "auroc" else "at most"
-        return f"{self.where} {_WORDS[self.metric]} {side} {self.bound:.4g} % ({self.reason})"
+        of = f"{_WORDS[self.metric]} on {self.where} outliers"
+        return f"{of} of {side} {self.bound:.4g} % ({self.reason})"
 
 
 def targets(name: str, units: Sequence[Unit]) -> list[Target]:

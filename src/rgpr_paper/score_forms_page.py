@@ -67,7 +67,7 @@ def _sentence(title: str, units: Sequence[Unit], forms: list[str], aims: list[Ta
         reaching = [form for form in forms if aim.reached(value(form, aim))]
         named = "; ".join(f"`{form}` ({value(form, aim):.1f} %)" for form in reaching)
         would = f"would be reached by {named}" if reaching else "would be reached by no form"
-        sentences.append(f"{aim}: it has {value(PRESENT, aim):.1f} %, and the target {would}.")
+        sentences.append(f"It has {value(PRESENT, aim):.1f} %; an {aim} {would}.")
     for form in forms:
         if all(aim.reached(value(form, aim)) for aim in aims):
             sentences.append(f"`{form}` would reach all targets of this set.")
