@@ -71,15 +71,20 @@ class Plan:
 
     Attributes:
         hours: From the start of the workers to the last answer.
-        limit: What decides: ``"compute"``, ``"node network"`` or ``"storage"``.
+        busy: How many hours each of ``"compute"``, ``"node network"`` and ``"storage"`` is busy.
+        limit: Which of the three is busy longest.
         nodes: Number of nodes.
         cost: What the nodes cost for so long.
     """
 
     hours: float
-    limit: str
+    busy: dict[str, float]
     nodes: int
     cost: float
+
+    @property
+    def limit(self) -> str:
+        return max(self.busy, key=lambda name: self.busy[name])
 
 
 def plan(cluster: Cluster) -> Plan:
@@ -99,8 +104,8 @@ def plan(cluster: Cluster) -> Plan:
     # Nothing is computed while the first file is read, and nothing is read during the last one.
     ends = {name: took + (first if name == "compute" else c) for name, took in busy.items()}
     hours = (cluster.start + max(ends.values())) / 3600
-    limit = max(busy, key=lambda name: busy[name])
-    return Plan(hours, limit, cluster.nodes, cluster.nodes * cluster.price * hours)
+    shown = {name: took / 3600 for name, took in busy.items()}
+    return Plan(hours, shown, cluster.nodes, cluster.nodes * cluster.price * hours)
 
 
 def least_nodes(cluster: Cluster, hours: float) -> Plan:

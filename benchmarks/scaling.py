@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -116,13 +117,13 @@ def _measured(out: Path, began: float, workers: int) -> dict[str, float]:
 
     Returns:
         ``seconds`` for an image and the images a second, from the first file of each worker on;
-        ``start``, until the first file begins; ``file spread``, the standard deviation of a file's
-        time over its mean; and ``total``, all seconds of the run.
+        ``start``, until the first file begins; ``file spread``, the standard deviation of the time
+        between files over its mean; and ``total``, all seconds of the run.
     """
     ends = sorted(path.stat().st_mtime for path in out.rglob("*.parquet"))
     assert len(ends) == FILES
     file = (ends[-1] - ends[workers - 1]) / (FILES - workers)  # of all workers together
-    between = [b - a for a, b in zip(ends, ends[1:], strict=False)]
+    between = [b - a for a, b in pairwise(ends)]
     return {
         "seconds": file / ROWS,
         "images a second": ROWS / file,
