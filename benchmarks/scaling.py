@@ -8,10 +8,10 @@ start: actors that start together on one machine wait for each other.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -31,7 +31,7 @@ from .cluster import Cluster, simulate
 from .networks import made
 
 ROOT = Path(__file__).parents[1]
-FILES, ROWS, ROUNDS = 16, 256, 3
+FILES, ROWS, ROUNDS = 16, 128, 3
 SIDE = 32
 BATCH = 32
 
@@ -48,7 +48,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def run(device: str) -> Iterator[tuple[str, Any]]:
+def run(device: str, rounds: int = ROUNDS) -> Iterator[tuple[str, Any]]:
     """Parquet files and folders of images, made on the fly."""
     import ray
 
@@ -71,13 +71,16 @@ def run(device: str) -> Iterator[tuple[str, Any]]:
             torch.set_num_threads(1)
             for kind, write in (("parquet", _parquet), ("images", _images)):
                 write(place / kind)
-                yield f"ResNet-18, {FILES} files of {ROWS} images, {kind}", _case(place, kind)
+                yield (
+                    f"ResNet-18, {FILES} files of {ROWS} images, {kind}",
+                    _case(place, kind, rounds),
+                )
     finally:
         torch.set_num_threads(threads)
         ray.shutdown()
 
 
-def _case(place: Path, kind: str) -> dict[str, Any]:
+def _case(place: Path, kind: str, count: int) -> dict[str, Any]:
     runs: dict[str, Callable[[Path], Any]] = {
         "loop": lambda out: _loop(place, kind, out),
         "Ray, 1 actor": lambda out: _ray(place, kind, out, 1),
@@ -85,7 +88,7 @@ def _case(place: Path, kind: str) -> dict[str, Any]:
     }
     runs["loop"](place / f"{kind}-warm")
     found: dict[str, list[dict[str, float]]] = {name: [] for name in runs}
-    for number in range(ROUNDS):
+    for number in range(count):
         for worked, (name, score) in enumerate(runs.items()):
             out = place / f"{kind}-{number}-{worked}"
             began = time.time()
@@ -199,11 +202,15 @@ def _images(folder: Path) -> None:
         Image.fromarray(image).save(folder / f"{number:06d}.png")
 
 
-def main(path: Path) -> None:
-    cases = dict(run("cpu"))
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
+    parser.add_argument("path", type=Path, help="the JSON file to write")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    options = parser.parse_args()
     about = {**made_with(), "hardware": machine("cpu")["device"], "cores": os.cpu_count()}
-    write_json(path, {"about": about, "cases": cases})
+    cases = dict(run("cpu", options.rounds))
+    write_json(options.path, {"about": {**about, "rounds": options.rounds}, "cases": cases})
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()
