@@ -56,6 +56,7 @@ def run(device: str, rounds: int = ROUNDS) -> Iterator[tuple[str, Any]]:
     places = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     ray.init(
         num_cpus=3,  # one beside the actors, for what Ray itself does
+        _system_config={"worker_niceness": 0},  # the loop would come first otherwise
         include_dashboard=False,
         log_to_driver=False,
         configure_logging=False,
