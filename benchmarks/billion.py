@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rgpr_paper.report import block_markdown
 from rgpr_paper.section import Table
 
 from .cluster import Cluster, least_nodes, plan, simulate
-
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "results" / "benchmarks"
-PAGE = ROOT / "docs" / "speed.md"
-START, END = "<!-- billion -->\n", "<!-- end of billion -->"
+from .pages import RESULTS, fill
 
 # Assumptions: 32 x 32 x 3 bytes in 20 000 files, nodes with 25 Gbit/s, storage with 5 GB/s, and a
 # worker that is lost in a hundred hours and takes a minute to start.
@@ -165,11 +160,5 @@ def _short(number: float) -> str:
     return f"{round(number, -digits):,.0f}".replace(",", " ")
 
 
-def main() -> None:
-    before, _, rest = PAGE.read_text().partition(START)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(before + START + section() + END + after)
-
-
 if __name__ == "__main__":
-    main()
+    fill("speed.md", "billion", section())

@@ -51,17 +51,17 @@ def run(device: str) -> Iterator[tuple[str, Any]]:
             axis,
             {
                 "sizes": points,
-                "exponents": _exponents(points, "seconds"),
-                "memory exponents": _exponents(points, "memory"),
+                "exponents": exponents(points, "seconds"),
+                "memory exponents": exponents(points, "memory"),
             },
         )
 
 
-def _exponents(points: dict[int, Any], what: str) -> dict[str, float]:
+def exponents(points: dict[int, Any], what: str) -> dict[str, float]:
     """Of each contestant, over the larger half of the sizes that it was measured at."""
     found = {}
     for name in dict.fromkeys(name for point in points.values() for name in point):
-        sizes = [size for size, point in points.items() if name in point]
+        sizes = [size for size, point in points.items() if what in point.get(name, {})]
         half = larger_half(sizes)
         if len(half) > 1:
             found[name] = slope(half, [points[size][name][what] for size in half])

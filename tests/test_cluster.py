@@ -104,3 +104,14 @@ def clusters(draw: st.DrawFn) -> Cluster:
 def test_the_plan_is_what_the_simulation_takes(cluster: Cluster, seed: int) -> None:
     """Within 10 %, with forty files or more for each worker: docs/speed.md says so."""
     assert simulate(cluster, seed) == pytest.approx(plan(cluster).hours, rel=0.1)
+
+
+def test_the_page_shows_the_stored_figures() -> None:
+    """To make it anew: ``python -m benchmarks.billion``."""
+    from benchmarks.billion import clusters, section
+    from benchmarks.pages import shown
+
+    assert shown("speed.md", "billion") == section()
+    for cluster in clusters().values():
+        if cluster.files >= 40 * cluster.workers * cluster.nodes:
+            assert simulate(cluster) == pytest.approx(plan(cluster).hours, rel=0.1)
