@@ -84,8 +84,8 @@ def _measured() -> list[str]:
                 f"{loop['images a second']:.0f}",
                 f"{1 / one['ratio']:.2f} x",
                 f"{two['throughput over one']:.2f} x",
-                f"{one['total']:.0f} s ({one['simulated']:.0f} s)",
-                f"{two['total']:.0f} s ({two['simulated']:.0f} s)",
+                f"{one['total']:.1f} s",
+                f"{two['total']:.1f} s ({two['simulated']:.1f} s)",
             ]
         )
     head = [
@@ -93,7 +93,7 @@ def _measured() -> list[str]:
         "a loop, images a second",
         "one actor over it",
         "two actors over one",
-        "one actor in all (simulated)",
+        "one actor in all",
         "two actors in all (simulated)",
     ]
     made = (
