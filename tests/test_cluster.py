@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +105,24 @@ def clusters(draw: st.DrawFn) -> Cluster:
 def test_the_plan_is_what_the_simulation_takes(cluster: Cluster, seed: int) -> None:
     """Within 10 %, with forty files or more for each worker: docs/speed.md says so."""
     assert simulate(cluster, seed) == pytest.approx(plan(cluster).hours, rel=0.1)
+
+
+def test_what_the_times_of_files_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers start in 7 s and finish a file of 100 images each every 10 s, together."""
+    from benchmarks import scaling
+
+    monkeypatch.setattr(scaling, "FILES", 6)
+    monkeypatch.setattr(scaling, "ROWS", 100)
+    for number in range(6):
+        file = tmp_path / f"{number}.parquet"
+        file.touch()
+        ends = 1007 + 10 * (1 + number // 2)
+        os.utime(file, (ends, ends))
+    found = scaling._measured(tmp_path, 1000, workers=2)
+    assert found["images a second"] == pytest.approx(20)
+    assert found["seconds"] == pytest.approx(0.05)
+    assert found["start"] == pytest.approx(7)
+    assert found["total"] == pytest.approx(37)
 
 
 def test_the_page_shows_the_stored_figures() -> None:
