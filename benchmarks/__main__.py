@@ -18,8 +18,18 @@ from rgpr._atomic import replacing
 from .picture import draw
 from .table import markdown
 
-NAMES = ("prediction", "profile", "fitting", "growth", "gram", "startup", "bases", "tuning")
-CPU_ONLY = ("bases", "tuning")
+NAMES = (
+    "prediction",
+    "profile",
+    "fitting",
+    "growth",
+    "scaling",
+    "gram",
+    "startup",
+    "bases",
+    "tuning",
+)
+CPU_ONLY = ("scaling", "bases", "tuning")
 
 
 def main() -> None:

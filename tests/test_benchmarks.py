@@ -192,3 +192,12 @@ def test_docs_say_what_two_cores_measured() -> None:
         }
         for label, value in said.items():
             assert shows(rows[label][column], value), (label, rows[label], value)
+
+
+@pytest.mark.parametrize("device", PICTURES)
+def test_the_page_on_growth_shows_the_committed_exponents(device: str) -> None:
+    """To make it anew: ``python -m benchmarks.exponents``."""
+    from benchmarks.exponents import PAGE, section
+    from benchmarks.pages import shown
+
+    assert shown(PAGE, f"growth {device}") == section(device)

@@ -22,7 +22,7 @@ import os, sys
 import torch
 from torch import distributed
 sys.path.insert(0, {tests!r})
-from test_distributed import data, build, laplace, taught
+from test_distributed import data, build, laplace, sharded, taught
 from rgpr.integrations.laplace import merge_laplace
 rank = int(os.environ["RANK"])
 distributed.init_process_group("gloo", init_method="file://{store}", rank=rank, world_size=2)
@@ -32,7 +32,7 @@ warnings.simplefilter("ignore")
 case = {case!r}
 if case == "fails" and rank == 1:
     x = x.clone(); x[40] = float("nan")
-cut = len(x) if case == "empty" else 31
+cut = {{"empty": len(x), "sharded": 60}}.get(case, 31)
 mine = slice(0, cut) if rank == 0 else slice(cut, None)
 train = [(a, b) for a, b in zip(x[mine].split(7), y[mine].split(7))]
 try:
@@ -40,6 +40,8 @@ try:
         la = merge_laplace(laplace(case, x[mine], y[mine]))
         assert la.n_data == len(x)
         model = rgpr.RGPR(la, residual="paper")
+    elif case == "sharded":
+        model = rgpr.RGPR(sharded())
     else:
         model = build(case)
     model.fit(train)
@@ -89,6 +91,17 @@ def build(case: str) -> rgpr.RGPR:
     return rgpr.RGPR(network(), residual=residual)
 
 
+def sharded() -> nn.Sequential:
+    """The network with its weights shared out among the ranks, by FSDP 2."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh, whole = init_device_mesh("cpu", (2,)), network()
+    fully_shard(whole[0], mesh=mesh)
+    fully_shard(whole, mesh=mesh)
+    return whole
+
+
 def laplace(structure: str, x: Tensor, y: Tensor) -> Any:
     from laplace import Laplace
 
@@ -114,7 +127,7 @@ def two_processes(case: str, folder: Path) -> list[tuple[int, str]]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("case", ["onset", "paper", "offset", "empty"])
+@pytest.mark.parametrize("case", ["onset", "paper", "offset", "empty", "sharded"])
 def test_two_processes_give_the_model_of_one(case: str, tmp_path: Path) -> None:
     (x, y), validation, out = data()
     alone = taught(build(case).fit([(x, y)]), [validation], [out])
@@ -130,7 +143,7 @@ def test_two_processes_give_the_model_of_one(case: str, tmp_path: Path) -> None:
     for name in ("temperature", "_references", "_label_scores"):
         ours, theirs = getattr(models[0], name), getattr(alone, name)
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-    if case in ("onset", "empty"):
+    if case in ("onset", "empty", "sharded"):
         for name in ("onset", "typical"):
             ours, theirs = (getattr(model.residual, name) for model in (models[0], alone))
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)

@@ -45,9 +45,11 @@ def test_fit_takes_little_more_than_the_means_of_its_classes(classes: int, width
     assert len(model.residual.at(1).centers) == classes  # type: ignore[union-attr]
 
 
-def test_a_last_layer_laplace_takes_its_factors_and_little_more() -> None:
+@pytest.mark.parametrize(
+    ("classes", "width"), [(3000, 32), pytest.param(21_000, 2048, marks=pytest.mark.slow)]
+)
+def test_a_last_layer_laplace_takes_its_factors_and_little_more(classes: int, width: int) -> None:
     """Two factors are kept; in float64 a third would be twice as large."""
-    classes, width = 3000, 32
     network = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, classes))
     square = torch.rand(classes, classes)
     tensors = {

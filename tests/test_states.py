@@ -385,6 +385,16 @@ def test_what_cannot_be_merged() -> None:
         build("classification").fit(x[:100]).calibrate(labelled)
 
 
+def test_no_data_can_be_taken_out() -> None:
+    x, y = data("classification")
+    model = build("classification").fit([(x, y)])
+    for state in (rgpr.FitState(model), rgpr.CalibrationState(model)):
+        state.update(x, y)
+        with pytest.raises(TypeError, match=r"keep the rounding .* keep a state for each part"):
+            state.remove(x[:5], y[:5])
+        assert state.seen == ROWS
+
+
 # -- files ----------------------------------------------------------------------------------------
 
 

@@ -113,8 +113,9 @@ class FragileLearner(learning.Learner):
     marker = ""
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, object]:
-        if 300 in batch.get("id", []) and not os.path.exists(self.marker):
-            Path(self.marker).touch()
+        marker = f"{self.marker}-{self.kind.__name__}"
+        if 130 in batch["id"] and not os.path.exists(marker):
+            Path(marker).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__call__(batch)
 
@@ -133,15 +134,18 @@ def test_learning_is_that_of_one_process_although_a_worker_dies(
     options |= {"rows_per_state": 60}
     train = ray.data.read_parquet(str(tmp_path / "in"))
     model = scoring.fit(rgpr.RGPR(network), train, **options)
-    assert (tmp_path / "died").exists()
+    assert (tmp_path / "died-FitState").exists()
     inputs, labels = torch.from_numpy(x), torch.from_numpy(y)
     alone = rgpr.RGPR(network).fit([(inputs, labels)])
     assert model._fit_count == ROWS
     torch.testing.assert_close(model.score(3 * inputs), alone.score(3 * inputs), rtol=1e-6, atol=0)
     torch.testing.assert_close(model(3 * inputs), alone(3 * inputs), rtol=0, atol=1e-6)
-    held_out = ray.data.from_items([{"x": row + 1, "y": 0} for row in x[:200]])
+    held_out = ray.data.from_items(
+        [{"id": i, "x": row + 1, "y": 0} for i, row in enumerate(x[:200])]
+    )
     with pytest.warns(UserWarning, match="all labels are"):
         report = scoring.calibrate(model, held_out, target="y", rows_per_state=50)
+    assert (tmp_path / "died-CalibrationState").exists()
     with pytest.warns(UserWarning, match="all labels are"):
         expected = alone.calibrate(inputs[:200] + 1, torch.zeros(200).long())
     assert report.nll == pytest.approx(expected.nll, rel=1e-6)

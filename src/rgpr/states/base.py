@@ -9,7 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -112,6 +112,19 @@ class State(ABC):
         with self._step():
             self._merge(state)
         return self
+
+    def remove(self, *data: Any) -> NoReturn:
+        """Refuse to take data out again, whatever they are.
+
+        Raises:
+            TypeError: Always; the message says why, and what to do instead.
+        """
+        raise TypeError(
+            "no data can be taken out of a state: its sums would keep the rounding of what is "
+            "subtracted, and its sample does not know which inputs it passed over in favour of "
+            "those that would have to leave; keep a state for each part that may have to go, and "
+            "merge the others"
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state into one safetensors file, atomically; there is no pickle in it.

@@ -1,0 +1,59 @@
+"""Exponents of growth: ``python -m benchmarks.exponents`` fills docs/growth.md from the results.
+
+For each device whose results are in ``results/benchmarks`` there is a table of what was measured.
+"""
+
+from __future__ import annotations
+
+import json
+
+from rgpr_paper.report import block_markdown
+from rgpr_paper.section import Table
+
+from .growth import exponents, larger_half
+from .pages import RESULTS, fill
+
+PAGE = "growth.md"
+DEVICES = ("cpu", "cuda")
+
+
+def section(device: str) -> str:
+    """What was measured on a device, as the page shows it."""
+    found = json.loads((RESULTS / f"{device}.json").read_text())
+    machine, rows = found["machine"], []
+    for axis, content in found["growth"].items():
+        points = {int(size): point for size, point in content["sizes"].items()}
+        time, memory = (exponents(points, what) for what in ("seconds", "memory"))
+        for name, exponent in time.items():
+            measured = [size for size, point in points.items() if name in point]
+            half = larger_half(measured)
+            rows.append(
+                [
+                    axis,
+                    name,
+                    f"{exponent:.2f}",
+                    f"{memory[name]:.2f}" if name in memory else "",
+                    f"{_spaced(half[0])} to {_spaced(half[-1])}",
+                    _point(points[measured[-1]][name]),
+                ]
+            )
+    made = (
+        f"`python -m benchmarks growth` of {machine['date']}: {machine['device']}, "
+        f"{machine['threads']} threads, torch {machine['torch']}."
+    )
+    head = ["against", "of", "exponent of time", "of memory", "over", "at the largest"]
+    return "\n\n".join([made, *block_markdown(Table(head, rows), "")]) + "\n"
+
+
+def _point(point: dict[str, float]) -> str:
+    memory = f", {point['memory'] / 2**20:.3g} MiB" if "memory" in point else ""
+    return f"{point['seconds'] * 1e3:.3g} ms{memory}"
+
+
+def _spaced(size: int) -> str:
+    return f"{size:,}".replace(",", " ")
+
+
+if __name__ == "__main__":
+    for device in DEVICES:
+        fill(PAGE, f"growth {device}", section(device))
