@@ -15,14 +15,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from inspect import signature
-from itertools import chain
-from operator import attrgetter, is_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .arithmetic import few_rows, kernels_in_graphs
+from .consistency import Consistency
 from .recording import Recordings, recorder_of
 from .small_layers import Packed, Packing
 
@@ -32,9 +31,6 @@ __all__ = ["CompiledCall"]
 _MOST_ROWS = 65535
 # torch exports and compiles for one thread at a time.
 _making = threading.RLock()
-_Table = dict[Any, Any]
-_dtype = attrgetter("dtype")
-_device = attrgetter("device")
 
 
 # The modes of ``torch.compile`` that have CUDA graphs, and the same without.
@@ -158,15 +154,7 @@ class _Graphs:
         every = list(model.modules())
         self._packing = [m for m in every if isinstance(m, Packing)]
         self._packed: list[Packed | None] = []
-        watched = [m for m in every if m is not model]
-        self._hooks = [t for m in watched for t in (m._forward_hooks, m._forward_pre_hooks)]
-        tables: list[_Table] = [
-            t for m in every for t in (m._modules, m._parameters, m._buffers)
-        ]
-        self._tables, self._empty = [t for t in tables if t], [t for t in tables if not t]
-        self._counts, self._held = [*map(len, self._hooks)], self._look()
-        self._parameters = [*model.parameters()]
-        self._kinds = self._look_at_kinds()
+        self._consistency = Consistency(every, [m for m in every if m is not model])
 
     def key(self, x: Tensor) -> tuple[Any, ...]:
         """As torch.compile does: a graph for the first size of a batch, and one for all others.
@@ -181,27 +169,15 @@ class _Graphs:
     @property
     def watched(self) -> bool:
         """Whether hooks came, or went."""
-        return [*map(len, self._hooks)] != self._counts
+        return self._consistency.watched
 
     @property
     def changed(self) -> bool:
-        """Whether there are other modules or tensors, or of another dtype or device."""
-        held = self._look()
-        if any(self._empty) or len(held) != len(self._held) or not all(map(is_, held, self._held)):
+        """Whether there are other modules or tensors, or other values where copies were made."""
+        if self._consistency.changed:
             return True
-        # The tensors are the same ones, so only their values may differ from those of the copies.
-        if not all(copies is None or copies.is_current for copies in self._packed):
-            return True
-        return self._look_at_kinds() != self._kinds
+        return not all(copies is None or copies.is_current for copies in self._packed)
 
     def pack(self) -> None:
         """Make the copies for kernels that the graphs hold."""
         self._packed = [module.pack() for module in self._packing]
-
-    def _look(self) -> list[Any]:
-        # Iteration in C: on a small network a loop in Python takes as long as the network.
-        return [*chain.from_iterable(map(dict.values, self._tables))]
-
-    def _look_at_kinds(self) -> list[Any]:
-        # Parameters change these in place; buffers are replaced.
-        return [*map(_dtype, self._parameters), *map(_device, self._parameters)]

@@ -1,9 +1,10 @@
 """Calls that are recorded once and replayed, on devices that can do that.
 
 Launching a kernel from Python takes longer than most of our kernels run. A recording holds the
-kernels of one call with the addresses of the memory that they read and write, and one launch replays
-all of them. So its inputs are copied into memory of its own, and its answers are copied out of it.
-It sees values that change in place. What lies elsewhere than before needs another recording.
+kernels of one call with the addresses of the memory that they read and write, and one launch
+replays all of them. So its inputs are copied into memory of its own, and its answers are copied out
+of it. It sees values that change in place. If a tensor lies elsewhere than before, the call is
+recorded again.
 
 A file ``recording`` in the folder of a device type (:mod:`rgpr._backend.cuda.recording`) knows how
 its devices record. Everywhere else, and wherever a call does more than torch operations on plain
@@ -145,9 +146,7 @@ class Recording:
         replay: Replays the call.
     """
 
-    def __init__(
-        self, recorder: Recorder, call: Call, inputs: Sequence[Tensor], pool: Any
-    ) -> None:
+    def __init__(self, recorder: Recorder, call: Call, inputs: Sequence[Tensor], pool: Any) -> None:
         self._modes = _Modes()
         self.inputs = tuple(inputs)
         with torch.inference_mode(False), torch.no_grad():
@@ -161,8 +160,10 @@ class Recording:
     def copies(self) -> Any:
         """The answers in memory of their own."""
         answers = self.answers
-        return answers.clone() if isinstance(answers, Tensor) else type(answers)(
-            [answer.clone() for answer in answers]
+        return (
+            answers.clone()
+            if isinstance(answers, Tensor)
+            else type(answers)([answer.clone() for answer in answers])
         )
 
 

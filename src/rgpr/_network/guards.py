@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-__all__ = ["Guard", "evaluating", "every_module"]
+__all__ = ["Guard", "evaluating", "every_module", "in_use"]
 
 
 class Guard:
@@ -91,8 +91,9 @@ class evaluating(Guard):  # noqa: N801, which reads as what it does
         _locked(lambda: self._switch(modules))
 
     def _switch(self, modules: Sequence[nn.Module]) -> None:
+        used = bool(_users)  # to look into the table for every module takes longer than all else
         for module in modules:
-            if module.training or module in _users:
+            if module.training or (used and module in _users):
                 self._switched.append(module)
                 _users.setdefault(module, set()).add(self)
                 module.training = False
@@ -127,6 +128,13 @@ def every_module(network: nn.Module) -> list[nn.Module]:
 # Modules that guards switched to evaluation mode, and the guards that rely on it just now.
 _users: WeakKeyDictionary[nn.Module, set[Guard]] = WeakKeyDictionary()
 _lock = threading.RLock()
+
+
+def in_use() -> bool:
+    """Whether some modules are in evaluation mode because guards switched them."""
+    return bool(_users)
+
+
 # The thread that does a step. A signal handler that predicts may come in between.
 _holder: int | None = None
 

@@ -24,8 +24,9 @@ class CudaRecorder(Recorder):
         index = torch.cuda.current_device() if device.index is None else device.index
         self._device, self._index = torch.device("cuda", index), index
         # Libraries keep memory for each stream, which recordings then share.
-        self._stream = torch.cuda.Stream(self._device)
-        self._last, self._end = -1, torch.cuda.Event()
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._last = -1
+        self._end = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def ready(self) -> bool:
         return torch.cuda.current_device() == self._index and not (
@@ -54,9 +55,7 @@ class CudaRecorder(Recorder):
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads may go on with whatever they do.
-        with torch.cuda.graph(
-            graph, pool, self._stream, capture_error_mode="thread_local"
-        ):
+        with torch.cuda.graph(graph, pool, self._stream, capture_error_mode="thread_local"):
             answers = call()
         return graph.replay, answers
 
