@@ -1,8 +1,8 @@
 """Prediction: the network alone, last-layer Laplace by laplace-torch and by us, and with RGPR.
 
 Calls follow each other without waiting; ``ready`` is measured with calls of which each waits for
-the answer of the one before. ``floor`` is what reading each representation once would cost at the bandwidth of a copy, measured
-beside it.
+the answer of the one before. ``floor`` is what reading each
+representation once would cost at the bandwidth of a copy, measured beside it.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ def markdown(results: dict[str, Any]) -> str:
         f"Measured on {machine['date']}: {machine['device']}, {machine['cores']} cores, "
         f"{machine['threads']} threads, torch {machine['torch']}, Python {machine['python']}. "
         "Medians of alternating rounds; after ± the interquartile range over the median. "
-        "Calls follow each other without waiting; until ready: each waits for the answer of the one before."
+        "Calls follow each other without waiting; until ready: each waits for the answer "
+        "of the one before."
     ]
     for name, cases in results.items():
         if name == "growth":

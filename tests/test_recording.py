@@ -212,6 +212,11 @@ BASES: dict[str, Callable[[], rgpr.RGPR]] = {
 }
 
 
+def built(base: str) -> rgpr.RGPR:
+    with torch.enable_grad():  # fitting Laplace takes gradients
+        return BASES[base]()
+
+
 @pytest.fixture
 def eager(recorder: Repeating, monkeypatch: pytest.MonkeyPatch) -> Repeating:
     monkeypatch.setattr(recorded, "recorder_of", lambda device: recorder)
@@ -240,7 +245,7 @@ def assert_same(found: Any, expected: Any) -> None:
 def test_recorded_answers_are_those_of_plain_calls(
     eager: Repeating, base: str, dtype: torch.dtype
 ) -> None:
-    model, x = BASES[base]().to(dtype), inputs().to(dtype)
+    model, x = built(base).to(dtype), inputs().to(dtype)
     expected = plainly(model, x)
     for _ in range(5):
         assert_same(model(x), expected)
@@ -271,7 +276,7 @@ CHANGES: dict[str, Callable[[rgpr.RGPR], Any]] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("change", CHANGES)
 def test_recorded_calls_see_every_change(eager: Repeating, change: str) -> None:
-    model, x = BASES["network"](), inputs()
+    model, x = built("network"), inputs()
     for _ in range(4):
         model(x)
     CHANGES[change](model)
@@ -281,7 +286,7 @@ def test_recorded_calls_see_every_change(eager: Repeating, change: str) -> None:
 
 
 def test_hooks_of_users_run(eager: Repeating) -> None:
-    model, x, seen = BASES["network"](), inputs(), []
+    model, x, seen = built("network"), inputs(), []
     for _ in range(4):
         model(x)
     handle = model.posterior.network[0].register_forward_hook(lambda *_: seen.append("network"))
@@ -299,7 +304,7 @@ def test_hooks_of_users_run(eager: Repeating) -> None:
 
 
 def test_a_network_that_fails_leaves_nothing_behind(eager: Repeating) -> None:
-    model, x = BASES["network"](), inputs()
+    model, x = built("network"), inputs()
     for _ in range(4):
         model(x)
 
@@ -319,7 +324,7 @@ def test_a_network_that_fails_leaves_nothing_behind(eager: Repeating) -> None:
 def test_the_networks_own_inputs_are_not_overwritten(eager: Repeating) -> None:
     """A network may keep what it got."""
     kept: list[Tensor] = []
-    model, x = BASES["network"](), blobs()[0][:5]
+    model, x = built("network"), blobs()[0][:5]
     model.posterior.network.register_forward_pre_hook(lambda _, args: kept.append(args[0]))
     for number in range(6):
         model(x + number)
@@ -336,7 +341,7 @@ def test_the_networks_own_inputs_are_not_overwritten(eager: Repeating) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @torch.no_grad()
 def test_graphs_of_a_gpu_answer_as_plain_calls(base: str, dtype: torch.dtype) -> None:
-    model, x = BASES[base]().cuda().to(dtype), inputs().cuda().to(dtype)
+    model, x = built(base).cuda().to(dtype), inputs().cuda().to(dtype)
     for rows in (12, 7, 1, 300):
         some = x.repeat(25, 1)[:rows]
         expected = plainly(model, some)
@@ -368,7 +373,7 @@ def test_graphs_of_a_gpu_read_images() -> None:
 @pytest.mark.parametrize("change", CHANGES)
 @torch.no_grad()
 def test_graphs_of_a_gpu_see_every_change(change: str) -> None:
-    model, x = BASES["network"]().cuda(), inputs().cuda()
+    model, x = built("network").cuda(), inputs().cuda()
     for _ in range(4):
         model(x)
     with torch.device("cuda"):
@@ -380,7 +385,7 @@ def test_graphs_of_a_gpu_see_every_change(change: str) -> None:
 @needs_gpu
 @torch.no_grad()
 def test_graphs_of_a_gpu_follow_streams_and_threads() -> None:
-    model = BASES["Laplace"]().cuda()
+    model = built("Laplace").cuda()
     batches = [(number + 1) * blobs()[0].cuda() for number in range(8)]
     expected = [plainly(model, x) for x in batches]
     for _ in range(4):
@@ -405,7 +410,7 @@ def test_graphs_of_a_gpu_follow_streams_and_threads() -> None:
 @pytest.mark.parametrize("base", ["network", "Laplace"])
 @torch.no_grad()
 def test_compiled_graphs_of_a_gpu(base: str) -> None:
-    model, x = BASES[base]().cuda(), inputs().cuda()
+    model, x = built(base).cuda(), inputs().cuda()
     model.compile(mode="reduce-overhead")
     for rows in (12, 7, 1, 5) * 4:
         assert_same(model(x[:rows]), model.forward(x[:rows]))
