@@ -11,16 +11,28 @@ def markdown(results: dict[str, Any]) -> str:
     parts = [
         f"Measured on {machine['date']}: {machine['device']}, {machine['cores']} cores, "
         f"{machine['threads']} threads, torch {machine['torch']}, Python {machine['python']}. "
-        "Medians of alternating rounds; after ± the interquartile range over the median. "
-        "Calls follow each other without waiting; until ready: each waits for the answer "
-        "of the one before."
+        "Medians of alternating rounds; after ± the interquartile range over the median."
     ]
+    if any("ready" in r for r in _rows(results)):
+        parts[0] += (
+            " Calls follow each other without waiting; until ready: each waits for the answer of "
+            "the one before."
+        )
     for name, cases in results.items():
         if name == "growth":
             parts.append(_growth(cases))
         elif name != "machine":
             parts.append(_cases(name, cases))
     return "\n\n".join(parts) + "\n"
+
+
+def _rows(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """What was measured of every contestant of every case."""
+    found = []
+    for name, cases in results.items():
+        if name not in ("growth", "machine"):
+            found += [r for case in cases.values() for r in case.values()]
+    return found
 
 
 def _cases(name: str, cases: dict[str, Any]) -> str:

@@ -91,9 +91,8 @@ class evaluating(Guard):  # noqa: N801, which reads as what it does
         _locked(lambda: self._switch(modules))
 
     def _switch(self, modules: Sequence[nn.Module]) -> None:
-        used = bool(_users)  # to look into the table for every module takes longer than all else
         for module in modules:
-            if module.training or (used and module in _users):
+            if module.training or module in _users:
                 self._switched.append(module)
                 _users.setdefault(module, set()).add(self)
                 module.training = False
