@@ -68,7 +68,7 @@ class RecordedCalls:
 
     def __call__(self, extension: Extension, x: Any) -> Any:
         """The answer of a plain call, or ``None`` if it has to be made as it is."""
-        if not isinstance(x, Tensor):
+        if torch.compiler.is_compiling() or not isinstance(x, Tensor):
             return None
         recorder = recorder_of(x.device)
         if recorder is None or not may_record(x) or not self._suits(extension, x):
@@ -207,7 +207,8 @@ class _Passage:
         head = None if closed.head is None else network.get_submodule(closed.head)
         takes: list[Any] = [measure[0] for measure in self._measures]
         reading = capture(network, layers, takes, x)
-        self._reading = standing(network, layers, [_nothing] * len(layers), x, head)
+        own = self._before.inputs[0]
+        self._reading = standing(network, layers, [_nothing] * len(layers), own, head)
         with evaluating(self._posterior) as modes, modes, reading, reading:
             again = self._reading.again()
             with again, again:
@@ -217,7 +218,7 @@ class _Passage:
         puts: list[Any] = [_nothing]
         for index, buffer in enumerate(self._read, start=1):
             puts.append(partial(_put, extension.residual.at(index), self._measures[index], buffer))
-        self._reading = standing(network, layers, puts, x, head)
+        self._reading = standing(network, layers, puts, own, head)
         inputs = (*self._read, *self._outputs)
         self._after = Recording(recorder, self._leave, inputs, parts.pool)
 
