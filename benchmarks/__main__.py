@@ -20,6 +20,7 @@ from .table import markdown
 
 NAMES = (
     "prediction",
+    "latency",
     "profile",
     "fitting",
     "growth",
@@ -98,10 +99,18 @@ def show(case: str, result: dict[str, Any]) -> None:
     for name, r in result.items():
         memory = f"   {r['memory'] / 2**20:>8.0f} MiB" if "memory" in r else ""
         host = f"   host {r['host'] * 1e3:>8.3f} ms" if "host" in r else ""
+        ready = (
+            f"   ready {r['ready'] * 1e3:.3f} ms {r['ready ratio']:.3f} x" if "ready" in r else ""
+        )
+        target = ""
+        if "target" in r:
+            target = (
+                f"   target {r['target']} x: {'met' if r['ratio'] <= r['target'] else 'MISSED'}"
+            )
         floor = f"   floor {1 + r['floor'] / r['seconds']:.3f} x" if "floor" in r else ""
         print(
             f"    {name:36}{r['seconds'] * 1e3:>11.3f} ms   {r['ratio']:>8.3f} x   "
-            f"spread {r['spread']:>4.0%}{host}{memory}{floor}",
+            f"spread {r['spread']:>4.0%}{host}{ready}{memory}{floor}{target}",
             flush=True,
         )
 

@@ -1,7 +1,8 @@
 """Prediction: the network alone, last-layer Laplace by laplace-torch and by us, and with RGPR.
 
-``floor`` is what reading each representation once would cost at the bandwidth of a copy, measured
-beside it.
+Calls follow each other without waiting; ``ready`` is measured with calls of which each waits for
+the answer of the one before. ``floor`` is what reading each
+representation once would cost at the bandwidth of a copy, measured beside it.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def _network(name: str, dtype: torch.dtype, device: str) -> Iterator[tuple[str, 
         for label, extended in models.items():
             rows[label] = lambda b=b, m=extended: m(b)
         case = f"{name}, {kind}, batch {batch}"
-        result = race(rows, device=device)
+        result = race(rows, device=device, latency=True)
         result["network"] |= _floor(network, model, b, device)
         yield f"{case}, eager", result
         yield f"{case}, compiled", _compiled(compiled_network, compiled, b, device)
@@ -84,14 +85,16 @@ def _network(name: str, dtype: torch.dtype, device: str) -> Iterator[tuple[str, 
 
 def _compiled(network: Any, model: Any, x: Tensor, device: str) -> dict[str, Any]:
     rows = {"network": lambda: network(x), "LLL + RGPR": lambda: model(x)}
-    return race(rows, device=device, memory=False)
+    return race(rows, device=device, memory=False, latency=True)
 
 
 def _floor(network: nn.Module, model: RGPR, x: Tensor, device: str) -> dict[str, float]:
     """Bytes of the representations, and the seconds that reading them takes at least."""
     size = lambda h: h.numel() * h.element_size()  # noqa: E731
-    with capture(network, model._layers, [size] * len(model.layers), x) as sizes:
+    reading = capture(network, model._layers, [size] * len(model.layers), x)
+    with reading, reading:
         network(x)
+    sizes = reading.found
     return {"bytes": sum(sizes), "floor": sum(sizes) / _bandwidth(device)}
 
 

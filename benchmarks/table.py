@@ -13,6 +13,11 @@ def markdown(results: dict[str, Any]) -> str:
         f"{machine['threads']} threads, torch {machine['torch']}, Python {machine['python']}. "
         "Medians of alternating rounds; after ± the interquartile range over the median."
     ]
+    if any("ready" in r for r in _rows(results)):
+        parts[0] += (
+            " Calls follow each other without waiting; until ready: each waits for the answer of "
+            "the one before."
+        )
     for name, cases in results.items():
         if name == "growth":
             parts.append(_growth(cases))
@@ -21,14 +26,29 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _rows(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """What was measured of every contestant of every case."""
+    found = []
+    for name, cases in results.items():
+        if name not in ("growth", "machine"):
+            found += [r for case in cases.values() for r in case.values()]
+    return found
+
+
 def _cases(name: str, cases: dict[str, Any]) -> str:
     memory = any("memory" in r for case in cases.values() for r in case.values())
-    head = [name, "", "ms", "x"] + (["MiB"] if memory else [])
+    ready = any("ready" in r for case in cases.values() for r in case.values())
+    head = [name, "", "ms", "x"] + (["ms until ready", "x"] if ready else [])
+    head += ["MiB"] if memory else []
     lines = [_row(head), "|---" * len(head) + "|"]
     for case, contestants in cases.items():
         for number, (contestant, r) in enumerate(contestants.items()):
             time = f"{_short(r['seconds'] * 1e3)} ± {r['spread']:.0%}"
             cells = ["" if number else case, contestant, time, f"{r['ratio']:.3f}"]
+            if ready:
+                known = "ready" in r
+                cells.append(_short(r["ready"] * 1e3) if known else "")
+                cells.append(f"{r['ready ratio']:.3f}" if known else "")
             if memory:
                 cells.append(f"{r['memory'] / 2**20:.0f}" if "memory" in r else "")
             if "floor" in r:

@@ -30,6 +30,7 @@ def race(
     seconds: float = 20.0,
     memory: bool = True,
     long: Collection[str] = (),
+    latency: bool = False,
 ) -> dict[str, Any]:
     """Medians of each in alternating rounds; where calls are short, one more before each.
 
@@ -43,12 +44,15 @@ def race(
         seconds: No new round begins after so long.
         memory: Whether to watch it; CUDA graphs have theirs from before.
         long: Names of what takes minutes, and is called once before the rounds.
+        latency: Whether to measure on a GPU the time until an answer is ready, too: then every
+            call waits for the one before to end, as a service with one request at a time does.
 
     Returns:
         For each name ``seconds``, ``spread`` (interquartile range over the median), ``ratio`` (the
         median, over the rounds, of its time over the first contestant's) and on a GPU ``memory``,
         the bytes that one call takes at most beyond what was there, and ``host``, the seconds until
-        the call returns: where these are as many, the GPU waits for Python.
+        the call returns: where these are as many, the GPU waits for Python. With ``latency``
+        also ``ready`` and ``ready ratio``, the time until an answer is ready.
     """
     cuda = torch.device(device).type == "cuda"
 
@@ -70,6 +74,14 @@ def race(
             total = begin.elapsed_time(end) / 1e3
         return total / times, host / times
 
+    def waited(run: Callable[[], Any], times: int) -> float:
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(times):
+            run()
+            torch.cuda.synchronize()
+        return (time.perf_counter() - started) / times
+
     repeats, peaks, slow = {}, {}, set()
     for name, run in contestants.items():
         # The first call may wait for compilers: another one tells how long it takes.
@@ -85,6 +97,7 @@ def race(
     warm = max(repeats.values()) > 1
     times: dict[str, list[float]] = {name: [] for name in contestants}
     hosts: dict[str, list[float]] = {name: [] for name in contestants}
+    ready: dict[str, list[float]] = {name: [] for name in contestants}
     began = time.perf_counter()
     for number in range(rounds):
         if number >= 1 and time.perf_counter() - began > seconds:
@@ -93,6 +106,8 @@ def race(
             total, host = measure(run, repeats[name], warm and name not in slow)
             times[name].append(total)
             hosts[name].append(host)
+            if cuda and latency:
+                ready[name].append(waited(run, repeats[name]))
     first = times[next(iter(times))]
     results = {}
     for name, taken in times.items():
@@ -105,6 +120,12 @@ def race(
         }
         if cuda:
             results[name]["host"] = statistics.median(hosts[name])
+        if ready[name]:
+            alone = ready[next(iter(ready))]
+            results[name]["ready"] = statistics.median(ready[name])
+            results[name]["ready ratio"] = statistics.median(
+                t / f for t, f in zip(ready[name], alone, strict=True)
+            )
         if cuda and memory:
             results[name]["memory"] = peaks[name]
     return results

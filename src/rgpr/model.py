@@ -39,6 +39,7 @@ from .answers.predictions import (
     interval,
     predict,
 )
+from .answers.recorded import RecordedCalls
 from .answers.score import score
 from .extension import Extension, Reading
 from .extension.fitting import fit
@@ -181,6 +182,7 @@ class RGPR(StableBuffers):
         self.residual = None
         # What the last calibration warned of, which a report says again; a file does not keep it.
         self._notes: list[str] = []
+        self._recorded = RecordedCalls()
         device = network_dtype_device(self.posterior.network)[1]
         one = torch.ones((), dtype=torch.float64, device=device)
         self.register_buffer("_temperature", one)
@@ -596,6 +598,10 @@ class RGPR(StableBuffers):
             drawn, limit = probabilities.draw(extension, x, n_samples, generator)
             dtype = dtype_of(self.posterior.network, x)
             return probabilities.monte_carlo(self._likelihood, drawn, limit).to(dtype)
+        if link_approx == "probit" and not diagonal_output:
+            answered = self._recorded(extension, x)
+            if answered is not None:
+                return answered  # type: ignore[no-any-return]
         return probabilities.answer(extension, extension.read(x), link_approx, diagonal_output)
 
     def predictive_samples(

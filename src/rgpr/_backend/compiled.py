@@ -4,6 +4,10 @@ Hooks, which read the representations, would cut a graph into pieces, so the mod
 first. The graph holds the module's own tensors, so it sees values that change in place. If a tensor
 was replaced by another one, the graph is compiled again. On a GPU the graph holds copies of the
 prototypes, so it is also compiled again if these changed in place.
+
+Where ``torch.compile`` is asked for CUDA graphs, we record them ourselves
+(:mod:`rgpr._backend.recording`): what torch checks before it replays one takes longer than the
+kernels of a small network.
 """
 
 from __future__ import annotations
@@ -11,14 +15,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from inspect import signature
-from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .arithmetic import few_rows, kernels_in_graphs
-from .small_layers import Packing
+from .consistency import Consistency
+from .recording import Recordings, recorder_of
+from .small_layers import Packed, Packing
 
 __all__ = ["CompiledCall"]
 
@@ -26,8 +31,10 @@ __all__ = ["CompiledCall"]
 _MOST_ROWS = 65535
 # torch exports and compiles for one thread at a time.
 _making = threading.RLock()
-_Table = dict[Any, Any]
 
+
+# The modes of ``torch.compile`` that have CUDA graphs, and the same without.
+_MODES = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
 Export = Callable[[Any, Tensor, bool], torch.export.ExportedProgram]
 
@@ -58,11 +65,14 @@ class CompiledCall:
         if options or len(given) != 1 or not self._plain(given[0]):
             return model._call_impl(*given, **options)  # type: ignore[no-untyped-call]
         x = given[0]
-        self._check(x)
         if made.by_key and made.watched:  # no graph would tell those who watch
             return model._call_impl(x)  # type: ignore[no-untyped-call]
         if made.changed:
             made = self._made = _Graphs(model)
+        form = (x.shape, x.dtype, x.device, x.layout, x.is_nested)
+        if form not in made.checked:
+            self._check(x)
+            made.checked.add(form)
         graph = made.by_key.get(made.key(x))
         return self._first(x, made) if graph is None else graph(x)
 
@@ -76,7 +86,7 @@ class CompiledCall:
                     if kernels:
                         made.pack()
                     exported = _unchecked(self._export(model, x, key[-1] is None))
-                graph = torch.compile(exported, **self._options)
+                graph = self._compiled(exported, x)
             if key[-1] is None:
                 # Else the next size would compile again, while other threads call this graph.
                 x = x.detach()
@@ -84,6 +94,16 @@ class CompiledCall:
             answer = graph(x)  # which compiles
             made.by_key[key] = graph
             return answer
+
+    def _compiled(self, exported: torch.fx.GraphModule, x: Tensor) -> Callable[[Tensor], Any]:
+        """The compiled graph, which is recorded if CUDA graphs were asked for and can be had."""
+        options = without_cuda_graphs(self._options)
+        if options is None or torch.is_grad_enabled() or recorder_of(x.device) is None:
+            return torch.compile(exported, **self._options)
+        graph = torch.compile(exported, **options)
+        held = [value for value in vars(exported).values() if isinstance(value, Tensor)]
+        recordings = Recordings([*exported.parameters(), *exported.buffers(), *held])
+        return lambda x: recordings(graph, x)
 
     def _plain(self, x: Any) -> bool:
         """Whether the graph can do this call: one real tensor, no gradients, autocast or hooks."""
@@ -109,6 +129,18 @@ def _unchecked(exported: torch.export.ExportedProgram) -> torch.fx.GraphModule:
     return module
 
 
+def without_cuda_graphs(options: dict[str, Any]) -> dict[str, Any] | None:
+    """The same options for ``torch.compile`` without CUDA graphs; ``None`` if they ask for none."""
+    if options.get("backend", "inductor") != "inductor":
+        return None
+    mode, inner = options.get("mode"), dict(options.get("options") or {})
+    if mode in _MODES:
+        return {**options, "mode": _MODES[mode]}
+    if inner.get("triton.cudagraphs"):
+        return {**options, "options": {**inner, "triton.cudagraphs": False}}
+    return None
+
+
 class _Graphs:
     """Graphs of a model by what they are for, and what it consisted of when they were made.
 
@@ -117,15 +149,12 @@ class _Graphs:
 
     def __init__(self, model: nn.Module) -> None:
         self.by_key: dict[tuple[Any, ...], Any] = {}
+        # Forms of inputs that the model takes.
+        self.checked: set[tuple[Any, ...]] = set()
         every = list(model.modules())
         self._packing = [m for m in every if isinstance(m, Packing)]
-        self._packed: list[tuple[Packing, Any]] = []
-        watched = [m for m in every if m is not model]
-        self._hooks = [t for m in watched for t in (m._forward_hooks, m._forward_pre_hooks)]
-        self._modules: list[_Table] = [m._modules for m in every]
-        self._parameters: list[_Table] = [m._parameters for m in every]
-        self._buffers: list[_Table] = [m._buffers for m in every]
-        self._counts, self._held, self._kinds = [*map(len, self._hooks)], *self._look()
+        self._packed: list[Packed | None] = []
+        self._consistency = Consistency(every, [m for m in every if m is not model])
 
     def key(self, x: Tensor) -> tuple[Any, ...]:
         """As torch.compile does: a graph for the first size of a batch, and one for all others.
@@ -140,26 +169,15 @@ class _Graphs:
     @property
     def watched(self) -> bool:
         """Whether hooks came, or went."""
-        return [*map(len, self._hooks)] != self._counts
+        return self._consistency.watched
 
     @property
     def changed(self) -> bool:
-        """Whether there are other modules or tensors, or of another dtype or device."""
-        held, kinds = self._look()
-        if len(held) != len(self._held) or not all(map(is_, held, self._held)):
+        """Whether there are other modules or tensors, or other values where copies were made."""
+        if self._consistency.changed:
             return True
-        if not all(module.fits(copies) for module, copies in self._packed):
-            return True
-        return kinds != self._kinds
+        return not all(copies is None or copies.is_current for copies in self._packed)
 
     def pack(self) -> None:
         """Make the copies for kernels that the graphs hold."""
-        self._packed = [(module, module.pack()) for module in self._packing]
-
-    def _look(self) -> tuple[list[Any], list[Any]]:
-        parameters = [p for table in self._parameters for p in table.values() if p is not None]
-        held: list[Any] = [*parameters]
-        for table in (*self._modules, *self._buffers):
-            held += table.values()
-        # Parameters change these in place; buffers are replaced.
-        return held, [*(p.dtype for p in parameters), *(p.device for p in parameters)]
+        self._packed = [module.pack() for module in self._packing]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -40,6 +41,7 @@ _MOST_CLASSES = 64
 
 
 Originals = Mapping[Hashable, Tensor]
+_version = attrgetter("_version")
 
 
 class Parts(NamedTuple):
@@ -107,7 +109,9 @@ class Packed:
 
     def __init__(self, parts: Mapping[int, Parts]) -> None:
         self._originals = originals_of(parts)
-        self._versions = _versions(self._originals)
+        # torch counts the changes in place of all tensors but those of inference mode.
+        self._counted = [t for t in self._originals.values() if not t.is_inference()]
+        self._versions = self._now()
         # The widest layers come first because their programs take longest.
         self.layers = dict(sorted(parts.items(), key=lambda item: -item[1].centers.shape[1]))
         self.blocks = _blocks_of(list(self.layers.values()))
@@ -118,7 +122,15 @@ class Packed:
         if originals.keys() != self._originals.keys():
             return False
         same = all(tensor is self._originals[key] for key, tensor in originals.items())
-        return same and _versions(originals) == self._versions
+        return same and self.is_current
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the tensors that the copies were made of did not change in place since."""
+        return self._now() == self._versions
+
+    def _now(self) -> list[int]:
+        return [*map(_version, self._counted)]
 
     def unit_variances(self, rows: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Return ``u`` of each layer, ``(B,)`` in float64, from its rows ``(B, N)`` in float32."""
@@ -205,11 +217,6 @@ def originals_of(parts: Mapping[int, Parts]) -> Originals:
         for place, tensor in enumerate(part)
         if tensor is not None
     }
-
-
-def _versions(originals: Originals) -> dict[Hashable, int]:
-    """Return numbers that grow with every change in place, of the tensors that torch counts."""
-    return {key: t._version for key, t in originals.items() if not t.is_inference()}
 
 
 def _finish(made: Tensor) -> None:

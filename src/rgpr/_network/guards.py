@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-__all__ = ["Guard", "evaluating", "every_module"]
+__all__ = ["Guard", "evaluating", "every_module", "in_use"]
 
 
 class Guard:
@@ -127,6 +127,13 @@ def every_module(network: nn.Module) -> list[nn.Module]:
 # Modules that guards switched to evaluation mode, and the guards that rely on it just now.
 _users: WeakKeyDictionary[nn.Module, set[Guard]] = WeakKeyDictionary()
 _lock = threading.RLock()
+
+
+def in_use() -> bool:
+    """Whether some modules are in evaluation mode because guards switched them."""
+    return bool(_users)
+
+
 # The thread that does a step. A signal handler that predicts may come in between.
 _holder: int | None = None
 

@@ -7,13 +7,13 @@ network see nothing of them.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from .._backend.precision import full_precision
 from .batches import Batch, measured, rows_of, unmasked, vectors
@@ -26,6 +26,7 @@ __all__ = [
     "capture",
     "first_tensor",
     "plain_module",
+    "standing",
     "watching",
 ]
 
@@ -179,6 +180,8 @@ class capture(_Hooks, Generic[T]):  # noqa: N801
         self._mask = None if isinstance(x, Tensor) else unmasked(network, x)
         self.found: list[Any] = [None] * len(layers)
         self._missing = set(range(len(layers)))
+        # How often each module that is read has run.
+        self._counters: list[list[int]] = []
         before: dict[nn.Module, dict[int, int]] = {}
         after: dict[nn.Module, dict[int, int]] = {}
         for index, layer in enumerate(layers[1:], start=1):
@@ -250,12 +253,14 @@ class capture(_Hooks, Generic[T]):  # noqa: N801
             runs: For the number of a run, the index of the representation.
             goes_in: Whether what goes into the module is read, before it runs.
         """
-        number = itertools.count()
+        counter = [-1]
+        self._counters.append(counter)
 
         def read(h: Any) -> None:
             if not self._mine():
                 return
-            index = runs.get(next(number))
+            counter[0] += 1
+            index = runs.get(counter[0])
             if index is None:
                 return
             layer = self._layers[index]
@@ -276,6 +281,67 @@ class capture(_Hooks, Generic[T]):  # noqa: N801
             # while the hook comes or goes may call it without them.
             return lambda _, args, named={}: read(next(iter(args or named.values()), None))
         return lambda _, args, output: read(output)
+
+
+class standing(capture[None]):  # noqa: N801
+    """:class:`capture` for many passes in turn over batches of one size.
+
+    The hooks are made once. They are put where torch puts them, since registering them takes
+    longer than they run.
+
+    Args:
+        network: The network.
+        layers: What is read; the input, which is the first, is not.
+        takes: One function for each of the layers.
+        x: Any batch of the size.
+        head: A module whose input is kept, too.
+
+    Attributes:
+        features: What went into that module, once for each of its runs.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        layers: Sequence[Representation],
+        takes: Sequence[Callable[[Tensor], None]],
+        x: Tensor,
+        head: nn.Module | None,
+    ) -> None:
+        super().__init__(network, layers, takes, x)
+        self.features: list[Any] = []
+        if head is not None:
+            # Before the hook that ends the pass: the head may be the network itself.
+            self._hooks.insert(-1, (head, self._keep, None))
+        self._places: list[tuple[dict[int, Any], int, Any]] = []
+        for module, hook, options in self._hooks:
+            table: Any = module._forward_hooks if options is None else module._forward_pre_hooks
+            number = RemovableHandle(table).id
+            self._places.append((table, number, hook))
+            if options is not None:
+                self._places.append((module._forward_pre_hooks_with_kwargs, number, True))
+
+    def _keep(self, _: nn.Module, args: Any, output: Any) -> None:
+        if self._mine():
+            self.features.append(args[0])
+
+    def again(self) -> standing:
+        """Be ready for the next pass."""
+        self._entries, self._restored, self._finished = 0, False, False
+        self._missing.update(range(1, len(self._layers)))
+        self._missing.discard(0)
+        self.features = []
+        for counter in self._counters:
+            counter[0] = -1
+        return self
+
+    def _change(self) -> None:
+        for table, number, hook in self._places:
+            table[number] = hook
+
+    def restore(self) -> None:
+        for table, number, _ in self._places:
+            table.pop(number, None)
 
 
 def first_tensor(output: Any, layer: str) -> Tensor:

@@ -5,6 +5,6 @@ layer: all answers are made of these two. ``fitting`` learns the residual in one
 training data.
 """
 
-from .one_pass import Extension, Reading
+from .one_pass import Extension, Reading, together
 
-__all__ = ["Extension", "Reading"]
+__all__ = ["Extension", "Reading", "together"]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._backend.arithmetic import FASTER, all_finite, can_look
+from .._backend.small_layers import Packed
 from .._network.batches import Batch, Shape, copied, dtype_of, first_part, largest, zeroed
 from .._network.checks import check_input
 from .._network.guards import evaluating
@@ -19,7 +20,7 @@ from ..likelihoods import Likelihood
 from ..posteriors import Posterior
 from ..residual.variance import Residual
 
-__all__ = ["Extension", "Reading"]
+__all__ = ["Extension", "Reading", "together"]
 
 T = TypeVar("T")
 
@@ -107,9 +108,21 @@ class Extension:
                 finite = first.detach().abs() < torch.inf  # half the launches of isfinite
             clean = copied(x) if finite is None else zeroed(network, x, finite)
             output = (run or self.posterior)(clean)
-        if packed is not None:
-            for index, column in packed.unit_variances(dict(enumerate(columns))).items():
-                columns[index] = column
-        u = torch.stack(columns, dim=1)
-        u = u if finite is None else torch.where(finite[:, None], u, first[:, None])
+        u = together(columns, packed, finite)
         return Reading(output, u, like.dtype if plain else dtype_of(network, x))
+
+
+def together(columns: Sequence[Tensor], packed: Packed | None, finite: Tensor | None) -> Tensor:
+    """``u`` of every representation, ``(B, L)``, once the pass is done.
+
+    Args:
+        columns: ``u`` of each representation, ``(B,)``; of those that are packed their rows.
+        packed: The layers that are measured together.
+        finite: Rows whose input is finite, ``(B,)``; ``None`` if all are.
+    """
+    columns = list(columns)
+    if packed is not None:
+        for index, column in packed.unit_variances(dict(enumerate(columns))).items():
+            columns[index] = column
+    u = torch.stack(columns, dim=1)
+    return u if finite is None else torch.where(finite[:, None], u, columns[0][:, None])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -20,10 +21,23 @@ from .._network.running import plain_module
 from .._network.trace import Trace, few, trace
 from .gaussian import Gaussian
 
-__all__ = ["THROUGH_ANOTHER_LIBRARY", "Posterior", "as_posterior", "register_posterior"]
+__all__ = ["THROUGH_ANOTHER_LIBRARY", "Closed", "Posterior", "as_posterior", "register_posterior"]
 
 # Why some posteriors cannot become a graph.
 THROUGH_ANOTHER_LIBRARY = "it predicts through an object of another library"
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A posterior in closed form: what follows the pass through the network.
+
+    Attributes:
+        gaussian: ``gaussian(mean)`` or ``gaussian(mean, features)`` gives what ``forward`` does.
+        head: The name of the module whose input are the features, if they are needed.
+    """
+
+    gaussian: Callable[..., Gaussian]
+    head: str | None = None
 
 
 class Posterior(StableBuffers):
@@ -103,6 +117,14 @@ class Posterior(StableBuffers):
 
         Exporting and compiling ask for it. Whatever runs plain torch operations on tensors can be
         held.
+        """
+        return None
+
+    @property
+    def closed(self) -> Closed | None:
+        """What follows the pass through the network, if that is a function of tensors alone.
+
+        On a GPU such a function is recorded (:mod:`rgpr._backend.recording`).
         """
         return None
 

@@ -29,7 +29,7 @@ from .._backend.precision import at_least_float32, full_precision
 from .._network.batches import Batch
 from .._network.outputs import Output, outputs
 from .._network.running import watching
-from .base import Posterior
+from .base import Closed, Posterior
 from .gaussian import DenseGaussian, DiagonalGaussian, Gaussian, standard_normal
 
 __all__ = ["LastLayerLaplace", "point_and_features"]
@@ -100,6 +100,11 @@ class LastLayerLaplace(Posterior):
 
     def forward(self, x: Batch) -> Gaussian:
         return self._gaussian(*point_and_features(self.network, self.head, x, self.output))
+
+    @property
+    def closed(self) -> Closed | None:
+        own = type(self).forward is LastLayerLaplace.forward
+        return Closed(self._gaussian, self.head) if own else None
 
     def _gaussian(self, mean: Tensor, features: Tensor) -> Gaussian:
         with full_precision(features):

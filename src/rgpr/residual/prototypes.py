@@ -132,8 +132,12 @@ class Prototypes(Coordinates):
         return torch.where(peak.isfinite(), distance, peak)
 
     def unit_variance(self, h: Tensor) -> Tensor:
-        rows = self._rows(h) - self.origin
-        if not can_look(h):
+        return self.of_rows(self._rows(h))
+
+    def of_rows(self, rows: Tensor) -> Tensor:
+        """:meth:`unit_variance` of what :meth:`rows` returns."""
+        looks, rows = can_look(rows), rows - self.origin
+        if not looks:
             return self._safely(rows)
         # Only rows that overflow need their peak out.
         u = cubes_beyond(self._deviations(rows, None), None, self.offset)

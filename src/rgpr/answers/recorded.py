@@ -1,0 +1,315 @@
+"""Plain calls whose small operations are recorded, where a device can record.
+
+The network runs as it always does, with all its hooks. What comes before its pass (which rows are
+finite) and what comes after it (distances of the layers, the variance, the probabilities) are some
+dozens of small operations, which take longer to launch than to run. So the first calls of a size
+are made as they are, and then both parts are recorded (:mod:`rgpr._backend.recording`). Hooks put
+what is read of the network where the second recording reads it.
+
+Nothing here computes anything: the recorded functions are those of the plain path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._backend.arithmetic import few_rows, pooled
+from .._backend.consistency import Consistency
+from .._backend.recording import (
+    MOST,
+    Places,
+    Recorder,
+    Recording,
+    buffers_like,
+    may_record,
+    recorder_of,
+    warn_once,
+)
+from .._network.batches import zeroed
+from .._network.guards import evaluating, in_use
+from .._network.running import capture, standing
+from ..extension import Extension, Reading, together
+from ..posteriors.base import Closed
+from ..residual.coordinates import Coordinates
+from ..residual.prototypes import Prototypes
+from .probabilities import answer
+
+__all__ = ["RecordedCalls"]
+
+# So many calls of a size are made as they are.
+_FIRST = 2
+# Larger inputs keep a GPU busy by themselves, and their copies would take memory.
+_MOST_NUMBERS = 1 << 23
+# Torch takes means of so many numbers as fast as our kernel does, and writes them where it is told.
+_FEW_NUMBERS = 1 << 22
+# A model whose parts change again and again is not recorded any more.
+_MOST_MADE = 64
+
+_training = attrgetter("training")
+
+
+class RecordedCalls:
+    """The recorded calls of one model; copies of the model have none."""
+
+    def __init__(self) -> None:
+        self._parts: _Parts | None = None
+        self._seen: dict[Any, int] = {}
+        self._by_form: dict[Any, _Passage] = {}
+        self._made = 0
+
+    def __reduce__(self) -> tuple[type[RecordedCalls], tuple[()]]:
+        return RecordedCalls, ()
+
+    def __call__(self, extension: Extension, x: Any) -> Any:
+        """The answer of a plain call, or ``None`` if it has to be made as it is."""
+        if torch.compiler.is_compiling() or not isinstance(x, Tensor):
+            return None
+        recorder = recorder_of(x.device)
+        if recorder is None or not may_record(x) or not self._suits(extension, x):
+            return None
+        form = (x.shape, x.stride(), x.dtype)
+        if form not in self._by_form and not self._wanted(form):
+            return None
+        with recorder.turn() as mine:
+            if not mine:
+                return None
+            passage = self._passage(recorder, extension, form, x)
+            return None if passage is None else passage(x)
+
+    def _suits(self, extension: Extension, x: Tensor) -> bool:
+        first = extension.representations[0]
+        return (
+            x.dim() > 1
+            and len(x) > 0
+            and few_rows(x)
+            and x.numel() <= _MOST_NUMBERS
+            and extension.nan == "propagate"
+            and first.plain
+            and first.source is None
+            and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+        )
+
+    def _wanted(self, form: Any) -> bool:
+        """Whether to record this size now: it was seen often enough, and there is room."""
+        if form not in self._seen and len(self._seen) >= MOST:
+            return False
+        self._seen[form] = self._seen.get(form, 0) + 1
+        return self._seen[form] > _FIRST and self._made < _MOST_MADE
+
+    def _passage(
+        self, recorder: Recorder, extension: Extension, form: Any, x: Tensor
+    ) -> _Passage | None:
+        """What was recorded for this size, or is now."""
+        parts, passage = self._parts, self._by_form.get(form)
+        if parts is None or not parts.are_of(extension):
+            # What has changed may change again, so the count begins anew.
+            if self._by_form:
+                recorder.finish()
+            fresh = parts is None
+            self._by_form, passage = {}, None
+            self._parts = parts = _Parts(recorder, extension)
+            if not fresh:
+                self._seen = {form: 1}
+                return None
+        if parts.hooked or not parts.on(x.device):
+            return None
+        if passage is not None and passage.valid:
+            return passage
+        if self._made >= _MOST_MADE:
+            return None
+        self._made += 1
+        try:
+            self._by_form[form] = passage = _Passage(recorder, parts, x)
+        except RuntimeError as error:
+            self._made = _MOST_MADE
+            warn_once(error)
+            return None
+        return passage
+
+
+class _Parts:
+    """The parts of a model that recordings were made of.
+
+    Args:
+        recorder: What records.
+        extension: The parts as they are now.
+    """
+
+    def __init__(self, recorder: Recorder, extension: Extension) -> None:
+        self.extension, self.pool = extension, recorder.pool()
+        posterior, residual = extension.posterior, extension.residual
+        self.closed: Closed | None = posterior.closed
+        # The pass runs the network alone, so the modes of its modules are all that matters.
+        self.network: list[nn.Module] = list(posterior.network.modules())
+        networks = set(self.network)
+        every = [*posterior.modules(), *residual.modules()]
+        own = [module for module in every if module not in networks]
+        self._consistency = Consistency(every, own)
+        self._hooks = [t for m in own for t in (m._forward_hooks, m._forward_pre_hooks)]
+        tensors = [t for m in own for t in (*m._parameters.values(), *m._buffers.values())]
+        known = [t for t in tensors if t is not None]
+        self._places = Places([*known, extension.temperature])
+        self._devices = {t.device for t in (*known, extension.temperature)}
+        self.packed = residual.pack()
+
+    def are_of(self, extension: Extension) -> bool:
+        """Whether these are still the parts, in the same memory."""
+        mine = self.extension
+        return (
+            mine.posterior is extension.posterior
+            and mine.residual is extension.residual
+            and mine.temperature is extension.temperature
+            and mine.representations is extension.representations
+            and mine.likelihood is extension.likelihood
+            and not self._consistency.changed
+            and self._places.same
+            and (self.packed is None or self.packed.is_current)
+        )
+
+    @property
+    def hooked(self) -> bool:
+        """Whether nothing can be recorded: hooks would not run, or nobody knows what follows."""
+        return self.closed is None or any(self._hooks)
+
+    def on(self, device: torch.device) -> bool:
+        """Whether all tensors are on this device."""
+        return self._devices == {device}
+
+
+class _Passage:
+    """A plain call for batches of one size: a recording, the network's pass, another recording.
+
+    Args:
+        recorder: What records; this thread has its turn.
+        parts: The parts of the model.
+        x: A batch of the size.
+    """
+
+    def __init__(self, recorder: Recorder, parts: _Parts, x: Tensor) -> None:
+        extension, closed = parts.extension, parts.closed
+        assert closed is not None
+        self._parts, self._posterior = parts, extension.posterior
+        network, layers = extension.posterior.network, extension.representations
+        self._before = Recording(recorder, self._enter, buffers_like([x]), parts.pool)
+        self._first, self._finite, self._clean = self._before.answers
+        self._before.inputs[0].copy_(x)
+        self._before.replay()
+        packed = {} if parts.packed is None else parts.packed.layers
+        self._measures = [
+            _measure_of(extension.residual.at(index), index in packed)
+            for index in range(len(layers))
+        ]
+        # One pass shows which forms all that is read has.
+        head = None if closed.head is None else network.get_submodule(closed.head)
+        takes: list[Any] = [measure[0] for measure in self._measures]
+        reading = capture(network, layers, takes, x)
+        own = self._before.inputs[0]
+        self._reading = standing(network, layers, [_nothing] * len(layers), own, head)
+        with evaluating(self._posterior) as modes, modes, reading, reading:
+            again = self._reading.again()
+            with again, again:
+                given = self._given(self._posterior.point(self._clean.clone()))
+        self._read = buffers_like(reading.found[1:])
+        self._outputs = buffers_like(given)
+        puts: list[Any] = [_nothing]
+        for index, buffer in enumerate(self._read, start=1):
+            puts.append(partial(_put, extension.residual.at(index), self._measures[index], buffer))
+        self._reading = standing(network, layers, puts, own, head)
+        inputs = (*self._read, *self._outputs)
+        self._after = Recording(recorder, self._leave, inputs, parts.pool)
+
+    @property
+    def valid(self) -> bool:
+        """Whether operations still do what they did when they were recorded."""
+        return self._after.valid
+
+    def __call__(self, x: Tensor) -> Any:
+        """The answer, or ``None`` if the network gives other forms than before."""
+        self._before.inputs[0].copy_(x)
+        self._before.replay()
+        # A copy, which the network may change in place, or keep.
+        clean = self._clean.clone()
+        reading = self._reading.again()
+        if in_use() or any(map(_training, self._parts.network)):
+            with evaluating(self._posterior) as modes, modes, reading, reading:
+                mean = self._posterior.point(clean)
+        else:
+            with reading, reading:
+                mean = self._posterior.point(clean)
+        for buffer, tensor in zip(self._outputs, self._given(mean), strict=True):
+            if tensor.shape != buffer.shape or tensor.dtype != buffer.dtype:
+                return None
+            buffer.copy_(tensor)
+        self._after.replay()
+        return self._after.copies()
+
+    def _given(self, mean: Tensor) -> tuple[Tensor, ...]:
+        """What the posterior makes its Gaussian of."""
+        closed, seen = self._parts.closed, self._reading.features
+        if closed is None or closed.head is None:
+            return (mean,)
+        if len(seen) != 1 or seen[0].dim() != 2:
+            raise ValueError(
+                f"the last layer '{closed.head}' ran {len(seen)} times, or not on one feature "
+                "vector for each input"
+            )
+        return (mean, seen[0])
+
+    def _enter(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What comes before the pass: ``u`` of the input, and the rows that the network gets."""
+        extension = self._parts.extension
+        first = extension.residual.at(0).unit_variance(x)
+        finite = first.abs() < torch.inf
+        clean = zeroed(extension.posterior.network, x, finite)
+        assert isinstance(clean, Tensor)
+        return first, finite, clean
+
+    def _leave(self, *tensors: Tensor) -> Any:
+        """What comes after the pass: the answer."""
+        extension, packed, closed = self._parts.extension, self._parts.packed, self._parts.closed
+        assert closed is not None
+        count = len(self._read)
+        columns = [self._first]
+        for index, read in enumerate(tensors[:count], start=1):
+            columns.append(self._measures[index][1](read))
+        u = together(columns, packed, self._finite)
+        gaussian = closed.gaussian(*tensors[count:])
+        dtype = self._before.inputs[0].dtype
+        return answer(extension, Reading(gaussian, u, dtype))
+
+
+_Measure = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+
+
+def _measure_of(coordinates: Coordinates, packed: bool) -> _Measure:
+    """What is done with a representation in the pass, and what is left for after it."""
+    if isinstance(coordinates, Prototypes) and (packed or coordinates.of != "raw"):
+        return coordinates.rows, _itself if packed else coordinates.of_rows
+    return coordinates.unit_variance, _itself
+
+
+def _put(coordinates: Coordinates, measure: _Measure, buffer: Tensor, h: Tensor) -> None:
+    """Write what is read of a representation where a recording reads it."""
+    if isinstance(coordinates, Prototypes) and coordinates.of == "pooled":
+        if h.dim() == 2:
+            buffer.copy_(h)
+        elif h.numel() <= _FEW_NUMBERS:
+            torch.mean(h, tuple(range(2, h.dim())), dtype=buffer.dtype, out=buffer)
+        else:
+            buffer.copy_(pooled(h))
+        return
+    buffer.copy_(measure[0](h))
+
+
+def _itself(column: Tensor) -> Tensor:
+    return column
+
+
+def _nothing(_: Tensor) -> None:
+    return None
