@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from rgpr._atomic import replacing
+from rgpr_paper.units import made_with
 
 from .picture import draw
 from .table import markdown
@@ -55,6 +56,7 @@ def main() -> None:
         benchmark = import_module(f".{name}", __package__)
         print(f"\n{benchmark.__doc__.strip()}", flush=True)
         results[name] = {}
+        results.setdefault("made", {})[name] = made_with(options.device)
         for case, result in benchmark.run(options.device):
             results[name][case] = result
             show(case, result)

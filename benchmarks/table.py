@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+# Keys of results that are no benchmarks: where they were made, and by which commits.
+_ABOUT = ("machine", "made")
+
 
 def markdown(results: dict[str, Any]) -> str:
     """All tables: what was measured, on what, and when."""
@@ -21,7 +24,7 @@ def markdown(results: dict[str, Any]) -> str:
     for name, cases in results.items():
         if name == "growth":
             parts.append(_growth(cases))
-        elif name != "machine":
+        elif name not in _ABOUT:
             parts.append(_cases(name, cases))
     return "\n\n".join(parts) + "\n"
 
@@ -30,7 +33,7 @@ def _rows(results: dict[str, Any]) -> list[dict[str, Any]]:
     """What was measured of every contestant of every case."""
     found = []
     for name, cases in results.items():
-        if name not in ("growth", "machine"):
+        if name not in ("growth", *_ABOUT):
             found += [r for case in cases.values() for r in case.values()]
     return found
 

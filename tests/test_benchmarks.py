@@ -79,6 +79,12 @@ def test_the_readme_says_what_was_measured() -> None:
         said = re.search(pattern, text)
         assert said is not None
         assert shows(said[1], 100 * (cores[case]["LLL + RGPR"]["ratio"] - 1))
+    waiting = json.loads((RESULTS / "cuda-latency.json").read_text())["latency"]
+    said = re.search(r"MLP on an H200 ([\d.]+) times as long, compiled ([\d.]+) times", text)
+    assert said is not None
+    for number, mode in zip(said.groups(), ("eager", "compiled"), strict=True):
+        row = waiting[f"MLP 784-256-256, batch 512, {mode}"]["LLL + RGPR"]
+        assert shows(number, row["ratio"])
     said = re.search(
         r"(\d+) 000 times faster than laplace-torch's own .*?, (\d+) times on an", text
     )
@@ -192,6 +198,16 @@ def test_docs_say_what_two_cores_measured() -> None:
         }
         for label, value in said.items():
             assert shows(rows[label][column], value), (label, rows[label], value)
+
+
+def test_docs_say_what_small_batches_measured() -> None:
+    """To fill the tables anew: ``python -m benchmarks.small_batches``."""
+    from benchmarks.pages import shown
+    from benchmarks.small_batches import PAGE, files, section
+
+    assert "cuda" in files()
+    for device in files():
+        assert shown(PAGE, f"small batches {device}") == section(device)
 
 
 @pytest.mark.parametrize("device", PICTURES)

@@ -1,0 +1,60 @@
+"""Small batches: ``python -m benchmarks.small_batches`` fills this part of docs/speed.md.
+
+What was measured by ``python -m benchmarks latency`` lies in ``results/benchmarks``, in a file
+``DEVICE-latency.json`` for each device.
+"""
+
+from __future__ import annotations
+
+import json
+
+from rgpr_paper.report import block_markdown
+from rgpr_paper.section import Table
+
+from .pages import RESULTS, fill
+
+__all__ = ["PAGE", "files", "section"]
+
+PAGE = "speed.md"
+_HEAD = [
+    "network, batch",
+    "the network alone",
+    "with LLL and RGPR, one call after the other",
+    "until the answer is ready",
+    "goal",
+]
+
+
+def files() -> list[str]:
+    """The devices that were measured."""
+    return sorted(path.name.partition("-")[0] for path in RESULTS.glob("*-latency.json"))
+
+
+def section(device: str) -> str:
+    """What was measured on a device, as the page shows it."""
+    found = json.loads((RESULTS / f"{device}-latency.json").read_text())
+    about, machine = found["made"]["latency"], found["machine"]
+    made = (
+        f"`python -m benchmarks latency` of {about['date']}: {machine['device']}, "
+        f"{machine['threads']} threads, torch {machine['torch']}, commit {about['commit']}."
+    )
+    rows = []
+    for case, row in found["latency"].items():
+        network, ours = row["network"], row["LLL + RGPR"]
+        ready = f"{ours['ready ratio']:.2f} x" if "ready ratio" in ours else "the same"
+        missed = "" if ours["ratio"] <= ours["target"] else ", missed"
+        rows.append(
+            [
+                case,
+                f"{network['seconds'] * 1e3:.3g} ms",
+                f"{ours['ratio']:.2f} x",
+                ready,
+                f"{ours['target']:g} x{missed}",
+            ]
+        )
+    return "\n\n".join([made, *block_markdown(Table(_HEAD, rows), "")]) + "\n"
+
+
+if __name__ == "__main__":
+    for device in files():
+        fill(PAGE, f"small batches {device}", section(device))
