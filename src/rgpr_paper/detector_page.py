@@ -15,7 +15,6 @@ from .detector_claims import claims, verdict
 from .detector_picture import picture
 from .detector_values import COLUMNS, SCORE, kinds, marked, measured, others, ours, seeds_of, value
 from .rivals import RIVALS
-from .score_forms_page import forms_of
 from .section import Section, Table, Text, provenance, spread
 from .units import Unit
 
@@ -45,7 +44,6 @@ def page(units: Sequence[Unit], folder: Path) -> Section:
         section.add(_about(title, found), *stand_ins(found), *equal_to_map(found))
         section.add(_means(title, found), _failures(title, found))
         section.add(*(_each(title, found, where) for where in ("near", "far")))
-        section.add(*forms_of(name, title, found))
         section.claims += claims(name, title, found)
         points[title] = {
             d: (value(found, d, "near", "auroc"), value(found, d, "far", "auroc"))

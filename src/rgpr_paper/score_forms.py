@@ -1,4 +1,4 @@
-r"""Other forms of the score, computed from what the one pass over the images left.
+r"""Other forms of the score: their formulas, computed from what the one pass over the images left.
 
 The score of :mod:`rgpr.answers.score` is :math:`S = \tfrac12 \log r - \log E`. Each form here
 changes one thing about it: the weight of :math:`\log r`, how :math:`\log r` enters, which layers it

@@ -1,4 +1,4 @@
-"""The table of other forms of the score, and which missed targets one of them would reach."""
+"""Tables of other forms of the score, and which missed goals one of them would reach."""
 
 from __future__ import annotations
 
@@ -6,14 +6,29 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import mean
 
-from .comparison import over_seeds
-from .detector_targets import Target, targets
+from .comparison import PAPER_NAMES, by_set, equal_to_map, over_seeds, stand_ins
+from .goals import GOALS, Goal
 from .score_forms import PRESENT
-from .section import Block, Table, Text, spread
+from .section import Section, Table, Text, provenance, spread
 from .units import Unit
 
-__all__ = ["forms_of"]
+__all__ = ["page", "table"]
 
+_INTRODUCTION = (
+    "Other forms of the score, on the outputs of the same networks. r is the strangeness and E the "
+    "evidence; relative adds half of log(d_c^3 / d^3), with the distances of the last features to "
+    "the nearest class mean and to the overall mean. Means over the sets of near, of far and of "
+    "all outliers, in %; ± is the standard deviation between seeds. FPR95 is the share of outliers "
+    "that pass where 95 % of the data do. The arrow marks the form that the library has."
+)
+_NO_CHOICE = (
+    "These tables chose nothing: the library's form was fixed before them. The outliers are those "
+    "by which the other tables judge the score, so a choice by these numbers would spoil those."
+)
+_GOALS = (
+    "Where goals were set before the runs, a second table says what the library's form and the "
+    "best form reach. How the score stands beside other detectors is measured by `openood`."
+)
 _COLUMNS = (
     ("near AUROC", "near", "auroc"),
     ("far AUROC", "far", "auroc"),
@@ -23,56 +38,95 @@ _COLUMNS = (
 )
 
 
-def forms_of(name: str, title: str, units: Sequence[Unit]) -> list[Block]:
-    """The table and its sentence for one set; nothing where a unit of before has no forms.
+def page(units: Sequence[Unit]) -> Section:
+    """The section: for each set the forms, the goals, and whether a form reaches all of them."""
+    section = Section([Text(_INTRODUCTION), Text(_NO_CHOICE), Text(_GOALS)])
+    if any(" openood " in unit.about["command"] for unit in units):
+        section.add(
+            Text(
+                "Units whose command below is that of `openood` were measured within its run, which"
+                " had the forms beside the detectors at that commit. The networks are of the same "
+                "recipe and seeds as those of the `openood` page, and were trained anew."
+            )
+        )
+    for name, found in by_set(units).items():
+        title = PAPER_NAMES.get(name, name)
+        accuracy = spread(over_seeds(found, "accuracy"), 2, 100)
+        seeds = ", ".join(str(unit.result["seed"]) for unit in found)
+        section.add(Text(f"{title}, seeds {seeds}: accuracy {accuracy} %."))
+        section.add(*stand_ins(found), *equal_to_map(found), table(name, found))
+        section.add(*_failures(found))
+        goals = GOALS.get(name, ())
+        if not goals:
+            section.add(Text(f"No goal was set for {title}."))
+        elif _measured(found):
+            section.add(_reached(title, found, goals), _verdict(title, found, goals))
+    section.add(*provenance(units))
+    return section
+
+
+def table(name: str, units: Sequence[Unit]) -> Table:
+    """Every form on one in-distribution set.
 
     Args:
         name: The in-distribution set.
-        title: Its name in the paper.
         units: Its units.
     """
-    listed = units[0].result.get("forms", {})
-    shown = [form for form in listed if over_seeds(units, "forms", form, "near")]
-    if PRESENT not in shown:
-        return []
+    title = PAPER_NAMES.get(name, name)
     rows = []
-    for form in shown:
-        marked = f"→ {form}" if form == PRESENT else form
+    for form in _measured(units):
         of = partial(over_seeds, units, "forms", form)
-        rows.append([marked, *(spread(of(where, m), 1, 100) for _, where, m in _COLUMNS)])
-    head = [f"{title}: form", *(heading for heading, _, _ in _COLUMNS)]
-    caption = (
-        f"{title}: other forms of the score. r is the strangeness and E the evidence; relative adds"
-        " half of log(d_c^3 / d^3), with the distances of the last features to the nearest class "
-        "mean and to the overall mean. The arrow marks the form that the library has"
-    )
-    return [Table(head, rows, caption), Text(_sentence(title, units, shown, targets(name, units)))]
+        cells = [spread(of(where, metric), 1, 100) for _, where, metric in _COLUMNS]
+        rows.append([f"→ {form}" if form == PRESENT else form, *cells])
+    return Table([f"{title}: form", *(heading for heading, _, _ in _COLUMNS)], rows)
 
 
-def _sentence(title: str, units: Sequence[Unit], forms: list[str], aims: list[Target]) -> str:
-    """Which targets the present form misses, and which form would reach each of them."""
-    value = partial(_value, units)
-    missed = [aim for aim in aims if not aim.reached(value(PRESENT, aim))]
-    opening = (
-        f"{title}: this table chose nothing; the library's form was fixed before, and a choice "
-        "would need data that are in no table."
-    )
-    if not missed:
-        return f"{opening} The library's form misses none of its {len(aims)} targets here."
-    sentences = [
-        opening,
-        f"The library's form misses {len(missed)} of its {len(aims)} targets here.",
+def _measured(units: Sequence[Unit]) -> list[str]:
+    """The forms that failed in no unit."""
+    return [f for f in units[0].result["forms"] if over_seeds(units, "forms", f, "near")]
+
+
+def _failures(units: Sequence[Unit]) -> list[Text]:
+    """A sentence for each form that failed, with the text of its error."""
+    return [
+        Text(f"`{form}` failed with seed {unit.result['seed']}: {found['error']}.")
+        for unit in units
+        for form, found in unit.result["forms"].items()
+        if "error" in found
     ]
-    for aim in missed:
-        reaching = [form for form in forms if aim.reached(value(form, aim))]
-        named = "; ".join(f"`{form}` ({value(form, aim):.1f} %)" for form in reaching)
-        would = f"would be reached by {named}" if reaching else "would be reached by no form"
-        sentences.append(f"It has {value(PRESENT, aim):.1f} %; an {aim} {would}.")
-    for form in forms:
-        if all(aim.reached(value(form, aim)) for aim in aims):
-            sentences.append(f"`{form}` would reach all targets of this set.")
-    return " ".join(sentences)
 
 
-def _value(units: Sequence[Unit], form: str, aim: Target) -> float:
-    return 100 * float(mean(over_seeds(units, "forms", form, aim.where, aim.metric)))
+def _value(units: Sequence[Unit], form: str, goal: Goal) -> float:
+    """A form's mean over the seeds, in %."""
+    return 100 * float(mean(over_seeds(units, "forms", form, goal.where, goal.metric)))
+
+
+def _reached(title: str, units: Sequence[Unit], goals: Sequence[Goal]) -> Table:
+    """For each goal the values of the library's form and of the best one."""
+    forms = _measured(units)
+    rows = []
+    for goal in goals:
+        values = {form: _value(units, form, goal) for form in forms}
+        best = (max if goal.larger_is_better else min)(values, key=values.__getitem__)
+        reaching = sum(goal.reached(found) for found in values.values())
+        ours = ["-", "-"]
+        if PRESENT in values:
+            ours = [f"{values[PRESENT]:.1f}", "yes" if goal.reached(values[PRESENT]) else "no"]
+        rows.append([str(goal), *ours, best, f"{values[best]:.1f}", f"{reaching} of {len(forms)}"])
+    head = [f"{title}: goal", "library's form", "reached", "best form", "it has", "reached by"]
+    return Table(head, rows)
+
+
+def _verdict(title: str, units: Sequence[Unit], goals: Sequence[Goal]) -> Text:
+    """Which forms reach all goals of the set."""
+    forms = [
+        form
+        for form in _measured(units)
+        if all(goal.reached(_value(units, form, goal)) for goal in goals)
+    ]
+    goal, together = ("the goal", "") if len(goals) == 1 else ("all goals", " at once")
+    if not forms:
+        return Text(f"No form reaches {goal} of {title}{together}.")
+    named = "; ".join(f"`{form}`" for form in forms)
+    verb = "is" if len(goals) == 1 else "are"
+    return Text(f"{title}: {goal} {verb} reached{together} by {named}.")

@@ -17,18 +17,14 @@ from torch import Tensor, nn
 
 from rgpr.cli import main
 from rgpr.metrics import auroc
-from rgpr_paper.context import Context
-from rgpr_paper.detector_claims import claims, verdict
+from rgpr_paper.detector_claims import verdict
 from rgpr_paper.detector_page import page
-from rgpr_paper.detector_targets import targets
-from rgpr_paper.detector_values import SCORE, marked
+from rgpr_paper.detector_values import SCORE
 from rgpr_paper.experiments import openood
-from rgpr_paper.methods import contestants
-from rgpr_paper.outputs import Outputs, head, outputs, write_some
+from rgpr_paper.outputs import Outputs, write_some
 from rgpr_paper.rivals import RIVALS, Bench, Fitted, Rival, register_rival
 from rgpr_paper.rivals.coverage import Coverage, CoverageLayer, edges
 from rgpr_paper.rivals.gen import generalised_entropy
-from rgpr_paper.score_forms import FORMS, PRESENT, Parts
 from rgpr_paper.section import Table
 from rgpr_paper.units import Unit, read_units
 
@@ -123,128 +119,6 @@ def test_the_page(out: Path, unit: Unit) -> None:
     assert len(section.claims) == 4
     assert all(claim.holds or claim.discussion for claim in section.claims)
     assert all(claim.ours for claim in section.claims)
-
-
-# -- other forms of the score --------------------------------------------------------------------
-
-
-def test_the_present_form_is_the_score(out: Path, unit: Unit) -> None:
-    """On every image, up to rounding; so its means are those of the score as a detector."""
-    competing = contestants(Context(out, small=True, seeds=(0,)), "digits", 0)
-    model = competing.method("LLL-RGPR-onset").model
-    assert model is not None
-    assert model.residual is not None
-    last = head(model, competing.train)
-    each = [outputs(model, last, loader) for loader in (competing.train, competing.validation)]
-    parts = Parts(Bench(competing, last, *each), model.residual)
-    test = outputs(model, last, competing.test)
-    score = torch.cat([model.score(x) for x, _ in competing.test])
-    assert torch.allclose(FORMS[PRESENT](parts, test), score, rtol=1e-6, atol=1e-6)
-    for where in ("near", "far", "all"):
-        for metric, value in unit.result["forms"][PRESENT][where].items():
-            assert value == pytest.approx(unit.result["detectors"][SCORE][where][metric]["mean"])
-
-
-def test_forms_change_what_they_say(unit: Unit) -> None:
-    forms = unit.result["forms"]
-    assert list(forms) == list(FORMS)
-    for name, values in forms.items():
-        assert set(values) == {"near", "far", "all"}, (name, values)
-    energy = unit.result["detectors"]["Energy"]
-    alone = forms["-log E, the evidence alone"]
-    assert alone["far"]["auroc"] == pytest.approx(energy["far"]["auroc"]["mean"], abs=0.1)
-
-
-def test_relative_and_normalised_distances_by_hand() -> None:
-    """The last layer's distances against numpy, for made features of four classes."""
-    made_of, queries = bench()
-    u = torch.rand(400, 3, generator=torch.Generator().manual_seed(1)).double() + 0.5
-    validation = replace(made_of.train, u=u)
-    residual = SimpleNamespace(
-        typical=torch.tensor([1.0, 1.0, 2.0]).double(),
-        strangeness=lambda u: (u / torch.tensor([1.0, 1.0, 2.0])).prod(1) ** (1 / 3),
-    )
-    parts = Parts(replace(made_of, validation=validation), residual)  # type: ignore[arg-type]
-    asked = Outputs(queries, torch.zeros(len(queries), CLASSES).double(), u[: len(queries)], None)
-
-    def nearest(h: np.ndarray, x: np.ndarray, shrinkage: float) -> np.ndarray:
-        means = np.stack([h[y == c].mean(0) for c in range(CLASSES)])
-        inverse = np.linalg.inv(shrunk((h - means[y]).T @ (h - means[y]) / len(h), shrinkage))
-        return np.min([np.einsum("nd,de,ne->n", x - m, inverse, x - m) for m in means], axis=0)
-
-    def shrunk(covariance: np.ndarray, shrinkage: float) -> np.ndarray:
-        scale = np.trace(covariance) / len(covariance)
-        return (1 - shrinkage) * covariance + shrinkage * scale * np.eye(len(covariance))
-
-    assert made_of.train.y is not None
-    y = made_of.train.y.numpy()
-    h, x = made_of.train.features.double().numpy(), queries.double().numpy()
-    centred, covariance = x - h.mean(0), shrunk(np.cov(h.T, bias=True), 1e-3)
-    overall = np.einsum("nd,de,ne->n", centred, np.linalg.inv(covariance), centred)
-    expected = 1.5 * (np.log(nearest(h, x, 1e-3)) - np.log(overall))
-    assert np.allclose(parts.log_relative(asked).numpy(), expected, rtol=1e-4, atol=1e-4)
-
-    length = np.linalg.norm(h, axis=1, keepdims=True)
-    of_x = nearest(h / length, x / np.linalg.norm(x, axis=1, keepdims=True), 1e-6)
-    median = np.sort(nearest(h / length, h / length, 1e-6))[199]  # torch takes the lower middle
-    first = u[: len(queries), :2].prod(1).numpy()
-    expected = np.log(first * (of_x / median) ** 1.5) / 3
-    assert np.allclose(parts.log_normalised(asked).numpy(), expected, rtol=1e-3, atol=1e-3)
-    last = np.log(u[: len(queries), 2].numpy() / 2)
-    assert np.allclose(parts.log_last(asked).numpy(), last)
-
-
-def with_forms(unit: Unit, **values: tuple[float, float]) -> Unit:
-    """The unit with forms that have one AUROC and one FPR95 everywhere."""
-    forms = {
-        name: {where: {"auroc": area, "fpr95": rate} for where in ("near", "far", "all")}
-        for name, (area, rate) in values.items()
-    }
-    return replace(unit, result={**unit.result, "forms": {PRESENT: forms.pop("present"), **forms}})
-
-
-def test_the_page_names_the_targets_that_a_form_would_reach(tmp_path: Path) -> None:
-    unit = made("cifar100", score=(0.78, 0.28), One=(0.77, 0.3))
-    found = with_forms(unit, present=(0.78, 0.28), better=(0.79, 0.28), best=(0.8, 0.26))
-    blocks = page([found], tmp_path).blocks
-    (table,) = (b for b in blocks if isinstance(b, Table) and b.head[0] == "CIFAR100: form")
-    assert [row[0] for row in table.rows] == [f"→ {PRESENT}", "better", "best"]
-    assert table.rows[1][1:] == ["79.0", "79.0", "28.0", "28.0", "28.0"]
-    text = blocks[blocks.index(table) + 1].text  # type: ignore[union-attr]
-    assert "this table chose nothing" in text
-    assert "misses 2 of its 6 targets" in text
-    assert "It has 78.0 %; an AUROC on near outliers of at least 78.7 % (a goal) would be" in text
-    assert "would be reached by `better` (79.0 %); `best` (80.0 %)." in text
-    assert "It has 28.0 %; an FPR95 on far outliers of at most 27 % (a goal) would be" in text
-    assert text.endswith("`best` would reach all targets of this set.")
-    worse = with_forms(unit, present=(0.78, 0.28), other=(0.5, 0.9))
-    texts = [getattr(block, "text", "") for block in page([worse], tmp_path).blocks]
-    assert sum("would be reached by no form." in text for text in texts) == 1
-
-
-def test_units_without_forms_have_no_table_of_them(tmp_path: Path) -> None:
-    unit = made("cifar100", score=(0.8, 0.2), One=(0.77, 0.3))
-    assert not any("form" in getattr(b, "text", "") for b in page([unit], tmp_path).blocks)
-    failed = with_forms(unit, present=(0.8, 0.2))
-    failed.result["forms"]["another"] = {"error": "ValueError: no"}
-    blocks = page([failed, replace(failed, name="again")], tmp_path).blocks
-    (table,) = (b for b in blocks if isinstance(b, Table) and b.head[0] == "CIFAR100: form")
-    assert len(table.rows) == 1
-    assert any("misses none of its 6 targets" in getattr(b, "text", "") for b in blocks)
-    # A seed of before, beside one with forms: the table is of both or of none.
-    blocks = page([failed, unit], tmp_path).blocks
-    assert not any(getattr(b, "head", [""])[0] == "CIFAR100: form" for b in blocks)
-
-
-@pytest.mark.parametrize("name", ["cifar100", "mnist", "svhn"])
-def test_a_target_is_reached_where_its_claim_holds(name: str) -> None:
-    for area, rate in ((0.9, 0.05), (0.77, 0.3), (0.5, 0.6)):
-        units = marked([made(name, score=(area, rate), One=(0.77, 0.3))])
-        reached = [
-            aim.reached(100 * (area if aim.metric == "auroc" else rate))
-            for aim in targets(name, units)
-        ]
-        assert reached == [claim.holds for claim in claims(name, name, units)]
 
 
 # -- claims --------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 
 from rgpr_paper import all_experiments
 from rgpr_paper.attacks.page import summary as against_attackers
+from rgpr_paper.comparison import by_set
 from rgpr_paper.detector_claims import verdict
 from rgpr_paper.detector_page import summary as against_detectors
 from rgpr_paper.experiments import (
@@ -25,6 +26,7 @@ from rgpr_paper.experiments import (
     zoo,
 )
 from rgpr_paper.report import block_markdown, made_by, write_report
+from rgpr_paper.score_forms_page import table as forms_of_the_score
 from rgpr_paper.section import Block, Table
 from rgpr_paper.units import read_units
 
@@ -77,6 +79,7 @@ def blocks_of_the_docs() -> dict[tuple[str, str], list[Block]]:
     watched = monitor.render(RESULTS / "monitor").blocks
     measured = bases.render(RESULTS / "bases").blocks
     animals = zoo.render(RESULTS / "zoo").blocks
+    forms = by_set(read_units(RESULTS / "score-forms"))
     rows = [b for b in tabular.render(RESULTS / "tabular").blocks if isinstance(b, Table)]
     longer = [b for b in recipe.render(RESULTS / "recipe").blocks if isinstance(b, Table)]
     return {
@@ -93,6 +96,7 @@ def blocks_of_the_docs() -> dict[tuple[str, str], list[Block]]:
         ("docs/results.md", "paper's claims"): [failing(ours=False)],
         ("docs/results.md", "our claims"): [failing(ours=True)],
         ("docs/residuals.md", "two answers"): [b for b in answers if isinstance(b, Table)],
+        ("docs/residuals.md", "score forms"): [forms_of_the_score("cifar100", forms["cifar100"])],
         ("docs/residuals.md", "families"): [b for b in layers if isinstance(b, Table)],
         ("docs/residuals.md", "small data"): [b for b in small if isinstance(b, Table)],
         ("docs/monitoring.md", "monitor"): [b for b in watched if isinstance(b, Table)],

@@ -13,9 +13,8 @@ is the area under precision against recall, with the data and with the outliers 
 found.
 
 The network runs once on every image, and the detectors are fitted and measured on what that pass
-left. So are other forms of the score, of :mod:`rgpr_paper.score_forms`, which choose nothing. Cost
-is what a detector adds to the network's own pass, from the fastest of several laps of each. A
-detector that fails is kept with the text of its error.
+left. Cost is what a detector adds to the network's own pass, from the fastest of several laps of
+each. A detector that fails is kept with the text of its error.
 """
 
 from __future__ import annotations
@@ -36,20 +35,18 @@ from tqdm import tqdm
 from rgpr._network.guards import evaluating
 from rgpr._progress import bar
 from rgpr.baselines._pytorch_ood import pytorch_ood
-from rgpr.metrics import accuracy, auprc, auroc, fpr95, fpr95_openood
+from rgpr.metrics import auprc, auroc, fpr95, fpr95_openood
 
 from ..comparison import PAPER_NAMES
 from ..context import Context
-from ..data import Loader, notes_of
+from ..data import Loader
 from ..detector_page import page
 from ..experiment import Experiment, register
-from ..methods import contestants
-from ..near_far import near_and_far
 from ..networks import kept
-from ..outputs import Outputs, head, outputs, write_some
+from ..outputs import Outputs, write_some
 from ..rivals import RIVALS, Bench, Rival
-from ..score_forms import FORMS, Parts
 from ..section import Section
+from ..subject import Subject
 from ..units import Result, read_units, run_seeds
 
 __all__ = ["METRICS", "render", "run"]
@@ -76,28 +73,19 @@ def run(context: Context) -> None:
 
 def _unit(context: Context, name: str, seed: int) -> Result:
     pytorch_ood("ViM")  # where the library is missing, the run stops here and not after training
-    outliers, missing = near_and_far(context, name)
-    competing = contestants(context, name, seed)
-    model = competing.method("LLL-RGPR-onset").model
-    assert model is not None
-    last = head(model, competing.train)
+    subject = Subject.of(context, name, seed)
+    competing, network = subject.competing, subject.model.posterior.network
     clock = Clock(context.device)
-    clock.warm(model.posterior.network, competing.test)
-    train = outputs(model, last, competing.train)
+    clock.warm(network, competing.test)
+    train = subject.outputs(competing.train)
     training_pass = clock.lap()
-    bench = Bench(competing, last, train, outputs(model, last, competing.validation))
-    images = {"test": competing.test}
-    images |= {kind: Loader(each.x) for sets in outliers.values() for kind, each in sets.items()}
-    found = {kind: outputs(model, last, loader) for kind, loader in images.items()}
-    network_pass = partial(_run_network, model.posterior.network, competing.test)
-    where = {near_or_far: list(sets) for near_or_far, sets in outliers.items()}
-    assert model.residual is not None
-    forms = _forms(Parts(bench, model.residual), found, where)
+    bench, found = subject.bench(train), subject.found
+    network_pass = partial(_run_network, network, competing.test)
     measuring = _Measuring(
         bench,
-        images,
+        subject.images,
         found,
-        where,
+        subject.where,
         training_pass,
         network_pass,
         clock,
@@ -106,54 +94,13 @@ def _unit(context: Context, name: str, seed: int) -> Result:
         rival.name: measuring.tried(rival) for rival in bar(RIVALS.values(), "detectors", True)
     }
     _keep(context, name, seed, bench, found)
-    y = competing.test.y
-    assert y is not None
     return {
-        "set": name,
-        "seed": seed,
-        "classes": competing.classes,
-        "notes": competing.notes | notes_of(outliers["near"]) | notes_of(outliers["far"]),
-        "missing": missing,
-        "sizes": {
-            "train": len(competing.train.x),
-            "validation": len(competing.validation.x),
-            **{kind: len(loader.x) for kind, loader in images.items()},
-        },
-        "accuracy": accuracy(found["test"].logits.softmax(1), y),
-        "layers": model.layers,
-        "choices": [competing.choices],
+        **subject.about(),
         "seconds": competing.seconds | {"training images, one pass": training_pass},
         "laps": _LAPS,
         "network": _MICRO * clock.fastest(network_pass)[0] / len(competing.test.x),
         "detectors": measured,
-        "forms": forms,
     }
-
-
-@torch.no_grad()
-def _forms(
-    parts: Parts, found: dict[str, Outputs], where: dict[str, list[str]]
-) -> dict[str, dict[str, Any]]:
-    """Means of AUROC and FPR95 over near, far and all outliers for each form of the score.
-
-    A form that fails is kept with the text of its error, as a detector is.
-    """
-    measured: dict[str, dict[str, Any]] = {}
-    everything = {**where, "all": [kind for kinds in where.values() for kind in kinds]}
-    for name, form in FORMS.items():
-        try:
-            scores = {kind: form(parts, each) for kind, each in found.items()}
-        except (RuntimeError, ValueError) as error:
-            measured[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
-            continue
-        measured[name] = {
-            means: {
-                metric: mean(METRICS[metric](-scores["test"], -scores[kind]) for kind in kinds)
-                for metric in ("auroc", "fpr95")
-            }
-            for means, kinds in everything.items()
-        }
-    return measured
 
 
 class Clock:
