@@ -210,6 +210,16 @@ def test_docs_say_what_small_batches_measured() -> None:
         assert shown(PAGE, f"small batches {device}") == section(device)
 
 
+def test_docs_say_where_time_goes() -> None:
+    """To fill the table anew: ``python -m benchmarks.whereabouts``."""
+    from benchmarks.pages import shown
+    from benchmarks.whereabouts import PAGE, files, section
+
+    assert "cpu" in files()
+    for device in files():
+        assert shown(PAGE, f"profile {device}") == section(device)
+
+
 @pytest.mark.parametrize("device", PICTURES)
 def test_the_page_on_growth_shows_the_committed_exponents(device: str) -> None:
     """To make it anew: ``python -m benchmarks.exponents``."""
