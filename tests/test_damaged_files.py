@@ -77,6 +77,17 @@ def test_no_changed_byte_goes_unseen(whole: Path, data: st.DataObject) -> None:
         refused(changed)
 
 
+def test_a_changed_byte_among_the_numbers_is_seen_wherever_it_is(whole: Path) -> None:
+    """A bit at the low end of a number leaves a number that every setter takes."""
+    content, changed = whole.read_bytes(), whole.with_name("changed.safetensors")
+    start = 8 + int.from_bytes(content[:8], "little")
+    for place in range(start, len(content), 61):
+        other = bytearray(content)
+        other[place] ^= 1
+        changed.write_bytes(other)
+        refused(changed, "is damaged: its bytes do not have the checksum")
+
+
 def test_a_file_without_its_checksum_is_refused(whole: Path) -> None:
     content = whole.read_bytes()
     for old, new in ((b"rgpr_sha256", b"rgpr_sha257"), (b'rgpr_format":"3', b'rgpr_format":"2')):
