@@ -184,6 +184,25 @@ def test_permissions_stay(tmp_path: Path) -> None:
         path.chmod(0o600)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions as POSIX has them")
+@pytest.mark.parametrize(("mode", "meanwhile"), [(0o600, 0o600), (0o640, 0o640), (0o400, 0o600)])
+def test_nobody_else_reads_what_is_still_being_written(
+    mode: int, meanwhile: int, tmp_path: Path
+) -> None:
+    """Whom the old file keeps out may not read the new one before it is in place, either."""
+    path = tmp_path / "a"
+    path.touch()
+    path.chmod(mode)
+    before = os.umask(0)  # so that every other file of this process can be read by all
+    try:
+        with replacing(path) as temporary:
+            temporary.write_text("a secret")
+            assert stat.S_IMODE(temporary.stat().st_mode) == meanwhile
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
 def test_a_file_that_is_read_only_is_replaced(tmp_path: Path) -> None:
     """By a user who is not root, whom no permission stops."""
     path = tmp_path / "a"
