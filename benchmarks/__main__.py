@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from rgpr._atomic import replacing
+from rgpr_paper.hardware import processor
 from rgpr_paper.units import made_with
 
 from .picture import draw
@@ -73,20 +74,13 @@ def machine(device: str) -> dict[str, Any]:
     """What it was measured on."""
     cuda = torch.device(device).type == "cuda"
     return {
-        "device": torch.cuda.get_device_name(device) if cuda else _processor(),
+        "device": torch.cuda.get_device_name(device) if cuda else processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "date": datetime.now(UTC).date().isoformat(),
     }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def show(case: str, result: dict[str, Any]) -> None:

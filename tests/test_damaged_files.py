@@ -77,6 +77,17 @@ def test_no_changed_byte_goes_unseen(whole: Path, data: st.DataObject) -> None:
         refused(changed)
 
 
+def test_a_changed_byte_among_the_numbers_is_seen_wherever_it_is(whole: Path) -> None:
+    """A bit at the low end of a number leaves a number that every setter takes."""
+    content, changed = whole.read_bytes(), whole.with_name("changed.safetensors")
+    start = 8 + int.from_bytes(content[:8], "little")
+    for place in range(start, len(content), 61):
+        other = bytearray(content)
+        other[place] ^= 1
+        changed.write_bytes(other)
+        refused(changed, "is damaged: its bytes do not have the checksum")
+
+
 def test_a_file_without_its_checksum_is_refused(whole: Path) -> None:
     content = whole.read_bytes()
     for old, new in ((b"rgpr_sha256", b"rgpr_sha257"), (b'rgpr_format":"3', b'rgpr_format":"2')):
@@ -171,6 +182,25 @@ def test_permissions_stay(tmp_path: Path) -> None:
         model.save(path)
         assert stat.S_IMODE(path.stat().st_mode) == mode
         path.chmod(0o600)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions as POSIX has them")
+@pytest.mark.parametrize(("mode", "meanwhile"), [(0o600, 0o600), (0o640, 0o640), (0o400, 0o600)])
+def test_nobody_else_reads_what_is_still_being_written(
+    mode: int, meanwhile: int, tmp_path: Path
+) -> None:
+    """Whom the old file keeps out may not read the new one before it is in place, either."""
+    path = tmp_path / "a"
+    path.touch()
+    path.chmod(mode)
+    before = os.umask(0)  # so that every other file of this process can be read by all
+    try:
+        with replacing(path) as temporary:
+            temporary.write_text("a secret")
+            assert stat.S_IMODE(temporary.stat().st_mode) == meanwhile
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
 def test_a_file_that_is_read_only_is_replaced(tmp_path: Path) -> None:

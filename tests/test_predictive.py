@@ -265,6 +265,21 @@ def test_bridge_of_a_covariance_that_the_projection_takes_away() -> None:
     torch.testing.assert_close(p.sum(1), torch.ones(6).double())
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_bridge_of_a_covariance_of_which_only_rounding_is_left(seed: int) -> None:
+    """Every class shares nearly all of its variance, and what is left is a few last digits.
+
+    Rounded differences may be zero or negative, and without a floor such a class would have no
+    probability and the others all of it.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    root = 1e-4 * torch.randn(1, 5, 5, generator=generator, dtype=torch.float64)
+    shared = 1e9 * (0.3 + torch.rand(1, generator=generator, dtype=torch.float64))
+    mean = torch.zeros(1, 5, dtype=torch.float64)
+    p = bridge(DenseGaussian(mean, root @ root.mT + shared), torch.zeros(1).double())
+    torch.testing.assert_close(p, torch.full_like(p, 0.2), rtol=1e-6, atol=0)
+
+
 def test_bridge_without_variance_is_the_softmax() -> None:
     mean = torch.randn(6, 4)
     gaussian = DiagonalGaussian(mean, torch.zeros(()))

@@ -51,14 +51,14 @@ def serving(folder: Path, *options: str) -> Iterator[str]:
 def post(address: str, value: Any) -> tuple[int, Any]:
     body = value if isinstance(value, bytes) else json.dumps(value).encode()
     try:
-        with urllib.request.urlopen(f"{address}/predict", body, timeout=30) as answer:
+        with urllib.request.urlopen(f"{address}/predict", body, timeout=120) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
 
 
 def get(address: str, path: str) -> str:
-    with urllib.request.urlopen(address + path, timeout=30) as answer:
+    with urllib.request.urlopen(address + path, timeout=120) as answer:
         return str(answer.read().decode())
 
 

@@ -504,8 +504,8 @@ def test_plain_processes_and_files_alone(tmp_path: Path) -> None:
     code = PROCESS.format(tests=str(Path(__file__).parent))
     command = [sys.executable, "-c", code, str(tmp_path)]
     shards = [subprocess.Popen([*command, str(number)]) for number in range(2)]
-    assert [shard.wait(timeout=120) for shard in shards] == [0, 0]
-    subprocess.run([*command, "2"], check=True, timeout=120)
+    assert [shard.wait(timeout=600) for shard in shards] == [0, 0]
+    subprocess.run([*command, "2"], check=True, timeout=600)
     x, y = data("classification")
     model = rgpr.load(tmp_path / "model.safetensors", network("classification"))
     assert_same(model, build("classification").fit([(x, y)]), x)

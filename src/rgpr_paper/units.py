@@ -36,6 +36,7 @@ from rgpr.saving.container import read, write
 
 from .context import Context
 from .data import MissingDataError
+from .hardware import processor
 
 __all__ = [
     "Result",
@@ -227,7 +228,7 @@ def _done(path: Path, identity: dict[str, Any]) -> bool:
 def made_with(device: str = "cpu") -> dict[str, Any]:
     """The date, hardware, versions and commit that a result is made with on a device."""
     kind = torch.device(device)
-    cpu = f"CPU, {platform.machine()}, threads: {torch.get_num_threads()}"
+    cpu = f"CPU, {processor()}, threads: {torch.get_num_threads()}"
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "hardware": torch.cuda.get_device_name(kind) if kind.type == "cuda" else cpu,

@@ -116,7 +116,7 @@ def test_in_a_browser(report: rgpr.audit.Report, tmp_path: Path) -> None:
             ],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             check=True,
         )
         assert "CONSOLE" not in done.stderr, done.stderr

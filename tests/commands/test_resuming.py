@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -46,27 +48,51 @@ def predict(data: str, out: str, *more: str) -> list[str]:
     return ["predict", "m.safetensors", data, *MODEL, "--out", out, *SLOW, *more]
 
 
-def started(arguments: list[str], sleep: float) -> subprocess.Popen[bytes]:
-    """A process that runs the command, and sleeps so many seconds before every batch."""
-    environment = {**os.environ, "RGPR_TEST_SLEEP": str(sleep)}
-    return subprocess.Popen([sys.executable, "-c", CODE, *arguments], env=environment)
+@contextmanager
+def waiting(arguments: list[str], batch: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that runs the command, and waits before this batch until :func:`go_on`."""
+    if not Path("gate").exists():
+        os.mkfifo("gate")
+    environment = {**os.environ, "RGPR_TEST_WAIT": str(batch)}
+    process = subprocess.Popen([sys.executable, "-c", CODE, *arguments], env=environment)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def go_on() -> None:
+    """Let the process that waits go on."""
+    Path("gate").open("w").close()
+
+
+def wait_until(process: subprocess.Popen[bytes], ready: Callable[[], bool]) -> None:
+    """Wait for what a process writes before it waits itself.
+
+    A file that takes another's place just while it is read has two halves of two files.
+    """
+    while True:
+        with suppress(ValueError):
+            if ready():
+                return
+        assert process.poll() is None, "it ended too early"
+        time.sleep(0.02)
+
+
+def chunks_in(parts: Path) -> int:
+    state = parts / "parts.json"
+    found: int = json.loads(state.read_text())["done"] if state.is_file() else 0
+    return found
 
 
 def killed(arguments: list[str], parts: Path, chunks: int = 2) -> int:
     """Start a process and kill it once so many chunks are finished; returns how many were."""
-    process = started(arguments, 0.2)
-
-    def done() -> int:
-        state = parts / "parts.json"
-        found: int = json.loads(state.read_text())["done"] if state.is_file() else 0
-        return found
-
-    while done() < chunks:
-        assert process.poll() is None, "it ended before it could be killed"
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    return done()
+    with waiting(arguments, batch=2 * chunks + 2) as process:  # in the middle of the next chunk
+        wait_until(process, lambda: chunks_in(parts) >= chunks)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    return chunks_in(parts)
 
 
 def monitor(data: str, state: str, *more: str) -> list[str]:
@@ -88,13 +114,6 @@ def rows_in(part: Path) -> int:
     return 0 if run is None else int(run["rows"])
 
 
-def wait_for(process: subprocess.Popen[bytes], part: Path, rows: int) -> None:
-    """Wait until a process has read so many rows."""
-    while rows_in(part) < rows:
-        assert process.poll() is None, "it ended too early"
-        time.sleep(0.02)
-
-
 def test_a_killed_monitor_gives_the_same(
     fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,14 +127,14 @@ def test_a_killed_monitor_gives_the_same(
     whole = json.loads(capsys.readouterr().out)
     part = here / "s.safetensors.part"
     arguments = monitor("stream.npz", "s.safetensors")
-    for rows in (48, 270):  # before the alarm, and behind it
-        process = started(arguments, 0.1)
-        wait_for(process, part, rows)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+    for batches, rows in ((3, 48), (14, 272)):  # before the alarm, and behind it
+        with waiting(arguments, batch=batches + 1) as process:
+            wait_until(process, lambda rows=rows: rows_in(part) >= rows)
+            process.send_signal(signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
         assert (here / "s.safetensors").read_bytes() == begun
     done = rows_in(part)
-    assert 270 <= done < 337
+    assert done == 272
     assert main([*arguments, "--json"]) == 3
     again = json.loads(capsys.readouterr().out)
     assert again == {**whole, "state": "s.safetensors", "taken_up": done}
@@ -268,11 +287,12 @@ def test_two_monitors_of_one_state_lose_nothing(
 ) -> None:
     pytest.importorskip("fcntl", reason="needs a system with locks")
     stream(here)
-    process = started(monitor("stream.npz", "s.safetensors"), 0.1)
-    wait_for(process, here / "s.safetensors.part", 16)
-    refused = main(monitor("before.npz", "s.safetensors"))
-    said = capsys.readouterr().err
-    assert process.wait() == 3
+    with waiting(monitor("stream.npz", "s.safetensors"), batch=2) as process:
+        wait_until(process, lambda: rows_in(here / "s.safetensors.part") >= 16)
+        refused = main(monitor("before.npz", "s.safetensors"))
+        said = capsys.readouterr().err
+        go_on()
+        assert process.wait() == 3
     assert refused == 1
     assert "another process is writing to s.safetensors; wait for it, or name another" in said
     assert main(monitor("before.npz", "s.safetensors", "--json")) == 3
@@ -286,7 +306,7 @@ def test_killed_and_started_again(
     assert main(predict(data, f"whole-{out}")) == 0
     parts = here / f"{out}.parts"
     done = killed(predict(data, out), parts)
-    assert 2 <= done < 12  # of 13
+    assert done == 2  # of 13
     assert not (here / out).exists()
     capsys.readouterr()
     assert main(predict(data, out, "--json")) == 0

@@ -133,5 +133,7 @@ def test_it_moves_as_a_whole(detector: RGPRDetector, device: str) -> None:
     assert moved.device == torch.device(device, 0 if device == "cuda" else None)
     found = moved.predict(x)  # from wherever it is
     assert found.device.type == device
-    torch.testing.assert_close(found.cpu(), expected)
+    # A float32 network rounds in another way on a GPU, which moves a score by some last digits.
+    close = {"rtol": 1e-5, "atol": 1e-7} if device == "cuda" else {}
+    torch.testing.assert_close(found.cpu(), expected, **close)
     assert RGPRDetector(moved.model).to("meta").device.type == "meta"

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
+import os
 import pickle
 import string
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +137,76 @@ def test_torchvision_layouts(tmp_path: Path, name: str, folder: str, stem: str) 
     assert images.note == ""
 
 
+def _packed(path: Path) -> str:
+    """Pack a file as it was published, in a ``.gz`` beside it; returns the md5."""
+    archive = path.with_name(f"{path.name}.gz")
+    archive.write_bytes(gzip.compress(path.read_bytes()))
+    return hashlib.md5(archive.read_bytes()).hexdigest()
+
+
+def _changed(path: Path) -> None:
+    """Change the last byte, which is a pixel or a label, and the time."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(1, 1))
+
+
+@pytest.mark.parametrize("what", ["images-idx3-ubyte", "labels-idx1-ubyte"])
+def test_unpacked_files_are_what_their_archives_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Where the archives are still there, as torchvision leaves them."""
+    from torchvision.datasets import KMNIST
+
+    raw = tmp_path / "KMNIST" / "raw"
+    raw.mkdir(parents=True)
+    published = []
+    for part in ("train", "t10k"):
+        _idx(raw / f"{part}-images-idx3-ubyte", np.zeros((7, 28, 28)))
+        _idx(raw / f"{part}-labels-idx1-ubyte", np.arange(7))
+        for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"):
+            name = f"{part}-{kind}"
+            published.append((f"{name}.gz", _packed(raw / name)))
+    monkeypatch.setattr(KMNIST, "resources", published)
+    assert len(read_images(tmp_path, "kmnist").x) == 7
+    file = raw / f"t10k-{what}"
+    _changed(file)
+    with pytest.raises(ValueError, match=rf"{what} is not what .*\.gz holds; .*--download"):
+        read_images(tmp_path, "kmnist")
+    assert len(read_images(tmp_path, "kmnist", "train").x) == 7  # which is another file
+    _packed(file)  # an archive that fits, and is not the published one
+    with pytest.raises(ValueError, match=rf"{what}\.gz has the md5 .* was published"):
+        read_images(tmp_path, "kmnist")
+    file.with_name(f"{file.name}.gz").unlink()  # nothing is left to compare with
+    assert len(read_images(tmp_path, "kmnist").x) == 7
+
+
+def test_letters_are_what_their_archive_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EMNIST is published as one archive of archives."""
+    from torchvision.datasets import EMNIST
+
+    raw = tmp_path / "EMNIST" / "raw"
+    raw.mkdir(parents=True)
+    archive, names = raw / "gzip.zip", ("images-idx3-ubyte", "labels-idx1-ubyte")
+    _idx(raw / f"emnist-letters-test-{names[0]}", np.zeros((7, 28, 28)))
+    _idx(raw / f"emnist-letters-test-{names[1]}", np.arange(1, 8))
+    with zipfile.ZipFile(archive, "w") as made:
+        for name in names:
+            content = (raw / f"emnist-letters-test-{name}").read_bytes()
+            made.writestr(f"gzip/emnist-letters-test-{name}.gz", gzip.compress(content))
+    monkeypatch.setattr(EMNIST, "md5", hashlib.md5(archive.read_bytes()).hexdigest())
+    assert len(read_images(tmp_path, "emnist_letters").x) == 7
+    _changed(raw / f"emnist-letters-test-{names[0]}")
+    with pytest.raises(ValueError, match=r"images-idx3-ubyte is not what .*gzip\.zip holds"):
+        read_images(tmp_path, "emnist_letters")
+    _changed(archive)
+    with pytest.raises(ValueError, match=r"gzip\.zip has the md5"):
+        read_images(tmp_path, "emnist_letters")
+
+
 def test_a_file_with_another_sum_is_not_read(tmp_path: Path) -> None:
     """CIFAR's published files are pickles: torchvision compares their sums first."""
     folder = tmp_path / "cifar-10-batches-py"
@@ -178,7 +251,9 @@ def test_published_batches_of_imagenet32(tmp_path: Path) -> None:
 
 
 def test_cifar10_c(tmp_path: Path) -> None:
-    with pytest.raises(MissingDataError, match=r"zenodo\.org/records/2535967"):
+    with pytest.raises(
+        MissingDataError, match=r"zenodo\.org/records/2535967.*\| md5sum --check &&"
+    ):
         read_corrupted(tmp_path, "fog", 1)
     with pytest.raises(MissingDataError, match="--data ROOT"):
         read_corrupted(None, "fog", 1)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rgpr_paper.context import Context
 from rgpr_paper.data import MissingDataError
+from rgpr_paper.hardware import processor
 from rgpr_paper.units import _finite, gaps, read_units, run_units
 
 
@@ -31,6 +32,7 @@ def test_a_unit_is_run_once_and_read_back(tmp_path: Path) -> None:
     assert torch.equal(found.arrays["x"], torch.arange(3.0))
     assert found.settings == {"small": False, "recipe": "fast"}
     assert {"torch", "numpy", "rgpr", "python"} <= set(found.about["versions"])
+    assert processor() in found.about["hardware"]
     assert found.about["seconds"] >= 0
     assert found.about["command"].startswith("rgpr paper run made --device cpu --seeds 3")
     assert sorted(path.name for path in (tmp_path / "made").iterdir()) == [

@@ -13,8 +13,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow
 import pyarrow.csv
-import pyarrow.parquet  # noqa: F401
+import pyarrow.parquet
 import torch
 from PIL import Image  # noqa: F401
 from torch import nn
@@ -23,7 +24,10 @@ import rgpr
 from rgpr._files.inputs.data import read
 from rgpr._files.networks.networks import load_weights
 
+# The same number on every machine, because each thread takes addresses of its own.
 torch.set_num_threads(1)
+pyarrow.set_cpu_count(2)
+pyarrow.set_io_thread_count(2)
 
 
 def network() -> nn.Module:

@@ -1,7 +1,8 @@
 """Files changed at random, by their bytes and by what the bytes mean; every change has a seed.
 
 A safetensors file is a length, a header in JSON and numbers. Half of the changes that know this
-also put the right checksum in, which whoever writes a file on purpose can do as well.
+also put the right checksum in, which whoever writes a file on purpose can do as well. Each change
+says whether it did.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["json_changed", "mutated_json", "mutated_npz", "mutated_safetensors", "resealed"]
+__all__ = [
+    "json_changed",
+    "mutated_json",
+    "mutated_npz",
+    "mutated_safetensors",
+    "resealed",
+    "states_an_old_format",
+]
 
 _CHECKSUM, _DESCRIPTION = "rgpr_sha256", "rgpr"
 _NOTHING = 64 * "0"
@@ -154,16 +162,16 @@ def mutated_json(content: bytes, others: Sequence[bytes], random: Random) -> byt
 
 def mutated_safetensors(
     content: bytes, others: Sequence[bytes], random: Random
-) -> tuple[bytes, str]:
-    """A file of ours, changed, and whether its ``"bytes"`` or its ``"structure"`` were."""
+) -> tuple[bytes, bool]:
+    """A file of ours, changed, and whether the change put the right checksum in."""
     if random.random() < 0.35:
-        return random.choice(_BYTES)(content, others, random), "bytes"
+        return random.choice(_BYTES)(content, others, random), False
     length = int.from_bytes(content[:8], "little")
     header, numbers = json.loads(content[8 : 8 + length]), bytearray(content[8 + length :])
     kind = random.randrange(10)
     if kind == 0:  # another length of the header
         wrong = random.choice([0, 1, length - 1, length + 1, 10**8, 2**40, 2**63, 2**64 - 1])
-        return wrong.to_bytes(8, "little") + content[8:], "bytes"
+        return wrong.to_bytes(8, "little") + content[8:], False
     if kind <= 2:
         _change_entry(header, random)
     elif kind == 3:
@@ -177,7 +185,8 @@ def mutated_safetensors(
         header["__metadata__"][_DESCRIPTION] = text(about)
     written = text(header).encode("utf-8", "surrogatepass")
     made = len(written).to_bytes(8, "little") + written + bytes(numbers)
-    return (resealed(made), "structure") if random.random() < 0.5 else (made, "structure")
+    found = resealed(made) if random.random() < 0.5 else made
+    return found, found != made
 
 
 def _change_entry(header: dict[str, Any], random: Random) -> None:
@@ -244,6 +253,16 @@ def resealed(content: bytes) -> bytes:
     whole = start + header.replace(mark, empty) + numbers
     seal = f'"{_CHECKSUM}":"{sha256(whole).hexdigest()}"'.encode()
     return start + header.replace(mark, seal) + numbers
+
+
+def states_an_old_format(content: bytes) -> bool:
+    """Whether a file says that it has format 1 or 2, and has no checksum, as these had none."""
+    length = int.from_bytes(content[:8], "little")
+    try:
+        about = json.loads(content[8 : 8 + length])["__metadata__"]
+        return about["rgpr_format"] in ("1", "2") and _CHECKSUM not in about
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 # -- npz -------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import rgpr
+from devices import needs_gpu
 from networks import mlp
 from rgpr._files.inputs.data import read
 from rgpr.cli import main
@@ -285,6 +286,37 @@ def test_too_little_memory_names_the_batch(
         assert same(before, state(model))
         tally("calls without memory for a batch")
     model.predict(list(x.split(16)), progress=False)
+
+
+@contextmanager
+def little_gpu_memory(more: int) -> Iterator[None]:
+    """Let this process take so many bytes of the GPU beside those that it has."""
+    torch.cuda.empty_cache()
+    before = torch.cuda.get_per_process_memory_fraction()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + more) / total)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before)
+
+
+@needs_gpu
+def test_a_gpu_without_memory_names_the_batch() -> None:
+    """torch's own error, and not one that the network raises in its place."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 4096), nn.ReLU(), nn.Linear(4096, 3)).cuda()
+    x = torch.randn(64, 4, device="cuda")
+    model = rgpr.RGPR(network).fit([x], progress=False)
+    expected, large = model(x), torch.randn(2**16, 4, device="cuda")  # a GiB behind the first layer
+    before = state(model)
+    words = r"a batch of 65536 rows .*batch_size=32768 .*out of memory"
+    with little_gpu_memory(2**28):
+        with pytest.raises(torch.OutOfMemoryError, match=words):
+            model(large)
+        assert same(before, state(model))
+        torch.testing.assert_close(model(x), expected)
+    assert model(large).isfinite().all()
 
 
 def test_commands_without_memory_name_the_option(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -180,6 +181,9 @@ def limited() -> Any:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        # Each thread's own arena takes 64 MiB of addresses, so the limit would depend on how many
+        # threads happen to be at work.
+        env={**os.environ, "MALLOC_ARENA_MAX": "2"},
     )
     assert process.stdin is not None
     assert process.stdout is not None

@@ -117,13 +117,14 @@ class SVGP(Posterior):
     def forward(self, x: Batch) -> Gaussian:
         if not isinstance(x, Tensor):
             raise TypeError("a Gaussian process over the inputs takes them as one tensor (B, D)")
-        distribution = self.network(x)
-        if not isinstance(distribution, MultivariateNormal):
-            raise TypeError(
-                f"the model returned {type(distribution).__name__}; expected gpytorch's "
-                "MultivariateNormal, the distribution of the function at the inputs"
-            )
+        # gpytorch multiplies matrices in the model and again when a variance is asked for.
         with full_precision(x):
+            distribution = self.network(x)
+            if not isinstance(distribution, MultivariateNormal):
+                raise TypeError(
+                    f"the model returned {type(distribution).__name__}; expected gpytorch's "
+                    "MultivariateNormal, the distribution of the function at the inputs"
+                )
             mean, variance = distribution.mean, distribution.variance
         if not isinstance(distribution, MultitaskMultivariateNormal):
             mean, variance = (t[:, None] if t.dim() == 1 else t.mT for t in (mean, variance))

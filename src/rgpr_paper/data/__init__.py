@@ -6,12 +6,13 @@ published CIFAR-10-C, and ``read_regression`` a table of numbers. Where a set is
 :class:`MissingDataError` names the places that were searched and the command that gets it.
 
 ``images.py`` says in which order files are searched; ``sources.py`` knows every set of images by
-name, ``roles.py`` which set is an outlier to which, and ``image_set.py`` has what they all return.
+name and says what is compared with a published hash, ``roles.py`` which set is an outlier to which,
+and ``image_set.py`` has what they all return.
 """
 
 from __future__ import annotations
 
-from .corrupted import read_corrupted
+from .corrupted import GET_CIFAR_10_C, read_corrupted
 from .image_set import ImageSet, Loader, grey, notes_of, some, three_channels
 from .images import read_images
 from .missing import MissingDataError
@@ -22,6 +23,7 @@ from .sequences import CHANNELS, SequenceData, made_sequences
 
 __all__ = [
     "CHANNELS",
+    "GET_CIFAR_10_C",
     "IN_DISTRIBUTION",
     "REGRESSION_SETS",
     "ImageSet",

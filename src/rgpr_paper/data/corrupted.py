@@ -1,4 +1,8 @@
-"""CIFAR-10-C, from the published folder of ``.npy`` files."""
+"""CIFAR-10-C, from the published folder of ``.npy`` files.
+
+The command that gets them compares the archive with the md5 that Zenodo gives for it. The files
+themselves have no published hashes; they are read without pickle.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,14 @@ import torch
 from .image_set import ImageSet, channels_first
 from .missing import MissingDataError
 
-__all__ = ["read_corrupted"]
+__all__ = ["GET_CIFAR_10_C", "read_corrupted"]
 
-_REMEDY = (
-    "Get it by `curl -L https://zenodo.org/records/2535967/files/CIFAR-10-C.tar | tar -x -C ROOT`."
+GET_CIFAR_10_C = (
+    "curl -LO https://zenodo.org/records/2535967/files/CIFAR-10-C.tar && "
+    "echo '56bf5dcef84df0e2308c6dcbcbbd8499  CIFAR-10-C.tar' | md5sum --check && "
+    "tar -xf CIFAR-10-C.tar -C ROOT"
 )
+_REMEDY = f"Get it by `{GET_CIFAR_10_C}`."
 
 
 def read_corrupted(root: Path | None, corruption: str, severity: int) -> ImageSet:

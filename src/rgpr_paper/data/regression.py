@@ -1,4 +1,8 @@
-"""Regression sets: text files ``ROOT/uci/NAME.txt`` of numbers between blanks, the target last."""
+"""Regression sets: text files ``ROOT/uci/NAME.txt`` of numbers between blanks, the target last.
+
+The command that gets them compares nothing, because nobody published hashes of these files. They
+are read as numbers and as nothing else.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,10 @@ def read_regression(root: Path | None, name: str) -> tuple[Tensor, Tensor]:
         ValueError: The file is not a table of numbers with two or more columns.
     """
     there = REGRESSION_SETS.get(name, name)
-    remedy = f"Get it by `curl --create-dirs -o ROOT/uci/{name}.txt {_UCI}/{there}/data/data.txt`."
+    remedy = (
+        f"Get it by `curl --create-dirs -o ROOT/uci/{name}.txt {_UCI}/{there}/data/data.txt`. "
+        "Nothing is published to compare it with."
+    )
     if root is None:
         raise MissingDataError.no_folder(f"UCI {name}", remedy)
     path = Path(root) / "uci" / f"{name}.txt"

@@ -1,9 +1,18 @@
 """Every set of images by name: its published files, its stand-in, and how a user gets it.
 
 The published files are torchvision's layouts for MNIST, Fashion-MNIST, KMNIST, EMNIST, CIFAR-10,
-CIFAR-100, SVHN and LSUN; torchvision verifies their checksums before it reads them. ImageNet32 is
-read from the published ``.npz`` batches (``data`` of ``N x 3072``), and not from the pickled ones,
-because reading a pickle runs whatever code is in it.
+CIFAR-100 and SVHN, test images of LSUN in an lmdb, and the ``.npz`` batches of ImageNet32 (``data``
+of ``N x 3072``), not the pickled ones, because reading a pickle runs whatever code is in it. What
+is compared with a published hash before a set is used:
+
+- CIFAR-10, CIFAR-100 and SVHN: the md5 of every file, by torchvision, at every read. CIFAR's files
+  are pickles, which nothing but this comparison keeps from running code.
+- MNIST, Fashion-MNIST, KMNIST and EMNIST: the md5 of the archives, by torchvision while it
+  downloads. At a read, the archives that are still there and what was unpacked from them, by
+  :mod:`rgpr_paper.data.unpacked`; unpacked files alone have nothing to be compared with. They are
+  numbers, and so are the ``processed/*.pt`` of an old torchvision, read with ``weights_only``.
+- LSUN and ImageNet32: nothing, as there is no published hash that we could confirm. Pixels are read
+  from them, without pickle.
 """
 
 from __future__ import annotations
@@ -20,6 +29,7 @@ import torch
 from torch import Tensor
 
 from .image_set import channels_first
+from .unpacked import check_unpacked
 
 __all__ = ["SOURCES", "Source"]
 
@@ -75,12 +85,27 @@ class _Torchvision:
             found = dataset(root, download=download, **which, **self.options)
         except (RuntimeError, OSError):  # the files are missing or damaged, or no server answers
             return None
+        self.check(found, part)
         y = torch.as_tensor(getattr(found, self.labels)).long()
         return self.images(torch.as_tensor(found.data)), y
+
+    def check(self, found: Any, part: str) -> None:
+        """Refuse a loaded set whose files torchvision has not compared with their hashes."""
 
     def images(self, x: Tensor) -> Tensor:
         """The set's images as ``(N, C, H, W)``."""
         return channels_first(x)
+
+
+class _Mnist(_Torchvision):
+    """A set whose files torchvision unpacks from one ``.gz`` each."""
+
+    def check(self, found: Any, part: str) -> None:
+        start = "train" if part == "train" else "t10k"
+        for name, md5 in found.resources:
+            archive = Path(found.raw_folder) / name
+            if name.startswith(start) and archive.with_suffix("").is_file():
+                check_unpacked(archive.with_suffix(""), archive, md5)
 
 
 class _Svhn(_Torchvision):
@@ -89,6 +114,11 @@ class _Svhn(_Torchvision):
 
 
 class _Emnist(_Torchvision):
+    def check(self, found: Any, part: str) -> None:
+        for file in (Path(found.images_file), Path(found.labels_file)):
+            if file.is_file():
+                check_unpacked(file, file.with_name("gzip.zip"), found.md5, f"gzip/{file.name}.gz")
+
     def images(self, x: Tensor) -> Tensor:
         return channels_first(x.mT)  # the published files have rows and columns exchanged
 
@@ -130,9 +160,9 @@ def _imagenet32(root: Path, part: str, download: bool) -> tuple[Tensor, Tensor] 
 
 
 SOURCES = {
-    "mnist": Source("MNIST", _Torchvision("MNIST"), "MNIST/raw"),
-    "fashion_mnist": Source("FMNIST", _Torchvision("FashionMNIST"), "FashionMNIST/raw"),
-    "kmnist": Source("KMNIST", _Torchvision("KMNIST"), "KMNIST/raw"),
+    "mnist": Source("MNIST", _Mnist("MNIST"), "MNIST/raw"),
+    "fashion_mnist": Source("FMNIST", _Mnist("FashionMNIST"), "FashionMNIST/raw"),
+    "kmnist": Source("KMNIST", _Mnist("KMNIST"), "KMNIST/raw"),
     "emnist_letters": Source(
         "EMNIST",
         _Emnist("EMNIST", {"split": "letters"}),
@@ -158,7 +188,7 @@ SOURCES = {
         stand_in="scenes32",
         remedy=(
             "Get test_lmdb by `python download.py -c test` of github.com/fyu/lsun into the folder "
-            "of --data, and `pip install lmdb`."
+            "of --data, and `pip install lmdb`. Nothing is published to compare the files with."
         ),
     ),
     "scenes32": Source("six kinds of outdoor scenes"),
@@ -169,7 +199,8 @@ SOURCES = {
         stand_in="tiny_imagenet32",
         remedy=(
             "Get Imagenet32_train_npz.zip and Imagenet32_val_npz.zip from "
-            "https://image-net.org/download-images and `unzip` both into ROOT/imagenet32."
+            "https://image-net.org/download-images and `unzip` both into ROOT/imagenet32. We could "
+            "confirm no published hash to compare them with."
         ),
     ),
     "tiny_imagenet32": Source("Tiny ImageNet"),

@@ -19,7 +19,7 @@ from .. import shift
 from ..comparison import equal_to_map, remarks, stand_ins
 from ..context import Context
 from ..corruptions import KINDS, SEVERITIES, corrupt
-from ..data import ImageSet, MissingDataError, read_corrupted, read_split
+from ..data import GET_CIFAR_10_C, ImageSet, MissingDataError, read_corrupted, read_split
 from ..experiment import Experiment, register
 from ..figures import METHOD_COLORS, between, drawing, panels
 from ..section import Block, Claim, Section, Table, Text, beside, printed, provenance, spread
@@ -112,8 +112,7 @@ def render(folder: Path) -> Section:
             Text(
                 "Images that we make have the published kinds and strengths, but are not the same "
                 "ones: single kinds can be compared only roughly. The published files come by "
-                "`curl -L https://zenodo.org/records/2535967/files/CIFAR-10-C.tar | tar -x -C "
-                "ROOT`."
+                f"`{GET_CIFAR_10_C}`."
             )
         )
     section.add(*stand_ins(units), *equal_to_map(units))
