@@ -93,14 +93,14 @@ def _not_told_apart(gap: Gap) -> str:
     same = gap.share("paper", gap.own)
     if same <= LEVEL:
         return (
-            "On the same images with the same recipe no gap is left: "
+            "On the same images with the same recipe MAP is not above the printed values: "
             f"{same:+.1f} points of the mean.{_of_one_set(gap)}"
         )
     return (
         f"The {same:.1f} points on the same images with the same recipe are neither the recipe's, "
-        f"as far as the paper names it, nor the outliers'.{_of_one_set(gap)} In MAP they can only "
-        f"come from what the paper does not name: {_UNNAMED}. MAP alone cannot tell these apart, "
-        "because nothing here varies them one by one."
+        f"as far as the paper names it, nor the outliers'.{_of_one_set(gap)} In MAP they may come "
+        f"from what the paper does not name: {_UNNAMED}. They may be chance as well where there is "
+        "one seed. MAP alone cannot tell these apart, because nothing here varies them one by one."
     )
 
 

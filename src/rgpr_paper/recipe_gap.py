@@ -47,8 +47,8 @@ class Gap:
         return self.share(recipe, self.printed)
 
     def closed(self) -> float:
-        """How many points of that difference the paper's recipe takes away."""
-        return self.left("fast") - self.left("paper")
+        """By how many points the paper's recipe is nearer to the printed value, on either side."""
+        return abs(self.left("fast")) - abs(self.left("paper"))
 
     def share(self, recipe: str, kinds: Iterable[str]) -> float:
         """What these sets add to :meth:`left`; the shares of all sets add up to it."""

@@ -104,7 +104,7 @@ def test_a_gap_that_the_recipe_does_not_close() -> None:
 def test_a_gap_that_the_recipe_closes_whole() -> None:
     text = said(gap(10, 0, 0))
     assert "closes 10.0 of 10.0 points of the gap, 100%." in text
-    assert "no gap is left: +0.0 points" in text
+    assert "MAP is not above the printed values: +0.0 points" in text
     assert "cannot tell these apart" not in text
     assert "more than closes the gap of 10.0 points: MAP is 4.0 points below" in said(
         gap(10, -4, -4)

@@ -124,7 +124,8 @@ def render(folder: Path) -> Section:
                 f"Mean confidence in % on {units[0].result['images']} images of uniform noise "
                 "times 2000; less is better. Independent samples are the paper's way: ten of them, "
                 "each sure of itself, give 27.5 % over ten classes on average."
-            )
+            ),
+            Text(_ABOUT),
         ]
     )
     if any(method.endswith(DEFAULT) for unit in units for method in unit.result["methods"]):
@@ -139,6 +140,15 @@ def render(folder: Path) -> Section:
     return section
 
 
+_ABOUT = (
+    "± is the standard deviation between networks; in the paper it is the standard error of three"
+    " predictions of one network. v is the residual's variance of a logit at these images. -RGPR "
+    "has the paper's scale of 1e-10, -RGPR-untuned the scales that fitting sets. Even noise or "
+    "probit: the same number of samples with noise spread evenly over the classes, or the closed "
+    f"form for Gaussian outputs. Accuracy is that on {IMAGES} test images. KFL is Kronecker-"
+    "factored Laplace, SWAG a Gaussian of the weights that SGD passes through, SVDKL deep kernel "
+    "learning, GP-DSCS a Gaussian process fitted to the network's errors."
+)
 _MARKED = (
     "An arrow marks this library's default residual, calibrated on the validation images and on no "
     "outlier. The paper's table has neither it nor last-layer Laplace (LLL)."

@@ -130,11 +130,11 @@ def _gaps(title: str, gaps: dict[str, Gap]) -> Table:
         points += [gap.share("paper", kinds) for kinds in (gap.own, gap.others)]
         average = sum(gap.printed.values()) / len(gap.printed)
         rows.append([method, f"{average:.1f}", *(f"{value:+.1f}" for value in points)])
-    head = [f"{title}: FPR95", "printed", "short training", "the paper's training", "closed"]
+    head = [f"{title}: FPR95", "printed", "short training", "the paper's training", "nearer by"]
     head += ["of the rest: the paper's own images", "of the rest: stand-ins"]
     caption = (
-        f"{title}: points between our mean FPR95 and the printed one, how many the paper's training"
-        " closes, and which sets of outliers the rest is on (these two add up to the rest)"
+        f"{title}: points between our mean FPR95 and the printed one, by how many the paper's "
+        "training is nearer, and which sets of outliers the rest is on (these two add up to it)"
     )
     return Table(head, rows, caption)
 
