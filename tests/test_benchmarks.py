@@ -80,7 +80,9 @@ def test_the_readme_says_what_was_measured() -> None:
         assert said is not None
         assert shows(said[1], 100 * (cores[case]["LLL + RGPR"]["ratio"] - 1))
     waiting = json.loads((RESULTS / "cuda-latency.json").read_text())["latency"]
-    said = re.search(r"MLP on an H200 ([\d.]+) times as long, compiled ([\d.]+) times", text)
+    said = re.search(
+        r"MLP on an H200 ([\d.]+) times as long with recorded calls, compiled ([\d.]+) times", text
+    )
     assert said is not None
     for number, mode in zip(said.groups(), ("eager", "compiled"), strict=True):
         row = waiting[f"MLP 784-256-256, batch 512, {mode}"]["LLL + RGPR"]
