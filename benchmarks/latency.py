@@ -2,8 +2,8 @@
 
 These few cases have a target, as a ratio over the bare network in the same mode. On a GPU they take
 about a minute, most of which is compiling. They are measured with recorded calls, as
-``RGPR_RECORD=1`` in the environment switches them on; the other benchmarks take what the environment
-says.
+``RGPR_RECORD=1`` in the environment switches them on. The other benchmarks take what the
+environment says.
 """
 
 from __future__ import annotations

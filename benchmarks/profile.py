@@ -1,9 +1,9 @@
 """Where each microsecond of ``model(x)`` goes: parts of a call, as times and over the bare network.
 
-A signal comes at even steps of time while the call is repeated, and what runs then is counted by the
-file of this library that it belongs to. Unlike a tracing profiler this does not slow down what it
-measures. The steps are of the clock and not of CPU time, of which an operation on two cores takes
-twice as much as it lasts. On a GPU it shows the host's part, which kernels may hide.
+A signal comes at even steps of time while the call is repeated, and what runs then is counted by
+the file of this library that it belongs to. Unlike a tracing profiler this does not slow down what
+it measures. The steps are of the clock and not of CPU time, of which an operation on two cores
+takes twice as much as it lasts. On a GPU it shows the host's part, which kernels may hide.
 """
 
 from __future__ import annotations

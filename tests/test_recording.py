@@ -445,6 +445,7 @@ def test_modes_that_another_call_switches_meanwhile_are_switched_here_too(
         model(x)
     modes: list[bool] = []
     network[0].register_forward_hook(lambda module, *_: modes.append(module.training))
+    model.eval()
     network.train()
     first.armed = last.armed = True
     model(x)
@@ -618,7 +619,7 @@ def test_representations_of_other_widths_are_not_forced_into_recordings(eager: R
             h = self.act(self.first(x[:, None])[:, : self.kept])
             return self.last(h.repeat(1, 8 // self.kept, 1).flatten(1))
 
-    model, x = rgpr.RGPR(Net(), layers=["act"]).fit([blobs()[0]]), inputs()
+    model, x = rgpr.RGPR(Net(), layers={"act": 1}).fit([blobs()[0]]), inputs()
     for _ in range(4):
         model(x)
     (passage,) = model._recorded._by_form.values()

@@ -355,7 +355,7 @@ class RGPR(StableBuffers):
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         # Models that were pickled whole by earlier versions have none.
         self.__dict__.setdefault("_recorded", RecordedCalls())
 

@@ -36,10 +36,10 @@ from torch.autograd import forward_ad
 
 __all__ = [
     "MOST",
-    "CannotRecord",
     "Places",
     "Recorder",
     "Recording",
+    "RecordingError",
     "Recordings",
     "may_record",
     "out_of_memory",
@@ -62,7 +62,7 @@ _Modes = getattr(_Modes, "GlobalStateGuard", None)
 Call = Callable[..., Any]
 
 
-class CannotRecord(RuntimeError):
+class RecordingError(RuntimeError):
     """A call was not recorded, for the reason that is the cause of this error."""
 
 
@@ -167,7 +167,7 @@ class Recording:
         replay: Replays the call.
 
     Raises:
-        CannotRecord: The recorder failed; its error is the cause.
+        RecordingError: The recorder failed; its error is the cause.
     """
 
     def __init__(self, recorder: Recorder, call: Call, inputs: Sequence[Tensor], pool: Any) -> None:
@@ -177,7 +177,7 @@ class Recording:
             try:
                 self.replay, self.answers = recorder.record(lambda: call(*self.inputs), pool)
             except RuntimeError as error:
-                raise CannotRecord(*error.args) from error
+                raise RecordingError(*error.args) from error
 
     @property
     def valid(self) -> bool:
@@ -293,7 +293,7 @@ def out_of_memory(error: BaseException | None) -> bool:
 
 def warn_once(error: Exception) -> None:
     """Say why a call could not be recorded. It is made as it is from now on."""
-    if isinstance(error, CannotRecord) and isinstance(error.__cause__, Exception):
+    if isinstance(error, RecordingError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
     said = str(error).partition("\n")[0]
     warnings.warn(

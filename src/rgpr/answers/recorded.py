@@ -22,10 +22,10 @@ from .._backend.arithmetic import few_rows, pooled
 from .._backend.consistency import Consistency
 from .._backend.recording import (
     MOST,
-    CannotRecord,
     Places,
     Recorder,
     Recording,
+    RecordingError,
     buffers_like,
     may_record,
     out_of_memory,
@@ -141,7 +141,7 @@ class RecordedCalls:
             # The plain call raises errors of the network itself, and memory may suffice later.
             self._by_form.pop(form, None)
             self._seen[form] = 0
-            if isinstance(error, CannotRecord) and not out_of_memory(error):
+            if isinstance(error, RecordingError) and not out_of_memory(error):
                 self._made = _MOST_MADE
                 warn_once(error)
             return None
@@ -335,13 +335,12 @@ def _put(
 ) -> None:
     """Write what is read of a representation where a recording reads it, if it fits there."""
     h = h.detach()
-    if pools and 2 < h.dim() and h.numel() <= _FEW_NUMBERS and h.shape[:2] == buffer.shape:
+    if pools and h.dim() > 2 and h.numel() <= _FEW_NUMBERS and h.shape[:2] == buffer.shape:
         torch.mean(h, tuple(range(2, h.dim())), dtype=buffer.dtype, out=buffer)
         return
     if pools:
-        read = h if h.dim() == 2 else pooled(h)
-    else:
-        read = measure(h)
+        measure = pooled if h.dim() > 2 else _itself
+    read = measure(h)
     if read.shape == buffer.shape:
         buffer.copy_(read)
     else:

@@ -63,9 +63,12 @@ class CudaRecorder(Recorder):
         graph = torch.cuda.CUDAGraph()
         # A capture that fails may leave its stream current, so the outer block sets ours back. The
         # mode keeps CUDA from refusing what other threads do because this one captures.
-        with torch.cuda.stream(current), _own_workspace():
-            with torch.cuda.graph(graph, pool, self._stream, capture_error_mode="thread_local"):
-                answers = call()
+        with (
+            torch.cuda.stream(current),
+            _own_workspace(),
+            torch.cuda.graph(graph, pool, self._stream, capture_error_mode="thread_local"),
+        ):
+            answers = call()
         return graph.replay, answers
 
     def finish(self) -> None:
