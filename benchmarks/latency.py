@@ -53,8 +53,9 @@ def recorded() -> Iterator[None]:
         recording.recorder_of.cache_clear()
 
 
+@torch.no_grad()
 def run(device: str) -> Iterator[tuple[str, Any]]:
-    with torch.no_grad(), recorded():
+    with recorded():
         yield from _cases(device)
 
 

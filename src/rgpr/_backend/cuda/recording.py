@@ -61,8 +61,8 @@ class CudaRecorder(Recorder):
                 call()
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # A capture that fails may leave its stream current, so the outer block sets ours back. The
-        # mode keeps CUDA from refusing what other threads do because this one captures.
+        # A capture that fails may leave its stream current, so the outer block sets the caller's
+        # back. The mode has CUDA refuse less of what other threads do meanwhile.
         with (
             torch.cuda.stream(current),
             _own_workspace(),
