@@ -1,18 +1,22 @@
 """Small networks and small batches, where launching kernels takes longer than running them.
 
 These few cases have a target, as a ratio over the bare network in the same mode. On a GPU they take
-about a minute, most of which is compiling.
+about a minute, most of which is compiling. They are measured with recorded calls, as
+``RGPR_RECORD=1`` in the environment switches them on. The other benchmarks take what the
+environment says.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from rgpr import RGPR
+from rgpr._backend import recording
 
 from .networks import laplace, made
 from .prediction import OPTIONS
@@ -37,8 +41,25 @@ TARGETS = {
 }
 
 
+@contextmanager
+def recorded() -> Iterator[None]:
+    """Recorded calls inside, whatever the environment says."""
+    before, recording._enabled = recording._enabled, True
+    recording.recorder_of.cache_clear()
+    try:
+        yield
+    finally:
+        recording._enabled = before
+        recording.recorder_of.cache_clear()
+
+
 @torch.no_grad()
 def run(device: str) -> Iterator[tuple[str, Any]]:
+    with recorded():
+        yield from _cases(device)
+
+
+def _cases(device: str) -> Iterator[tuple[str, Any]]:
     kind = torch.device(device).type
     models: dict[str, tuple[Any, RGPR, torch.Tensor]] = {}
     for name, batch, compiled, target in TARGETS[kind]:

@@ -14,9 +14,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import latency  # noqa: E402
 from benchmarks.__main__ import machine  # noqa: E402
 from benchmarks.table import markdown  # noqa: E402
 from benchmarks.timing import race, slope  # noqa: E402
+
+from rgpr._backend import recording  # noqa: E402
 
 RESULTS = ROOT / "results" / "benchmarks"
 PICTURES = {"cpu": "speed-cpu.png", "cuda": "speed-h200.png"}
@@ -80,7 +83,9 @@ def test_the_readme_says_what_was_measured() -> None:
         assert said is not None
         assert shows(said[1], 100 * (cores[case]["LLL + RGPR"]["ratio"] - 1))
     waiting = json.loads((RESULTS / "cuda-latency.json").read_text())["latency"]
-    said = re.search(r"MLP on an H200 ([\d.]+) times as long, compiled ([\d.]+) times", text)
+    said = re.search(
+        r"MLP on an H200 ([\d.]+) times as long with recorded calls, compiled ([\d.]+) times", text
+    )
     assert said is not None
     for number, mode in zip(said.groups(), ("eager", "compiled"), strict=True):
         row = waiting[f"MLP 784-256-256, batch 512, {mode}"]["LLL + RGPR"]
@@ -98,6 +103,14 @@ def test_the_readme_says_what_was_measured() -> None:
     guide = (ROOT / "docs" / "tuning.md").read_text()
     assert f"| {written['seconds']:.1f} |" in guide
     assert f"| {ours['seconds']:.2f} |" in guide
+
+
+def test_small_batches_are_measured_with_recorded_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    for before in (False, True):
+        monkeypatch.setattr(recording, "_enabled", before)
+        with latency.recorded():
+            assert recording._enabled
+        assert recording._enabled == before
 
 
 def test_race_measures_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import copy
+import os
+import pickle
+import subprocess
+import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,6 +23,7 @@ from devices import needs_gpu
 from networks import LeNet, blobs, laplace_over_blobs, mlp
 from rgpr._backend import compiled, recording
 from rgpr._backend.recording import MOST, Recorder, Recordings
+from rgpr._network.guards import evaluating
 from rgpr.answers import recorded
 
 
@@ -332,10 +338,347 @@ def test_the_networks_own_inputs_are_not_overwritten(eager: Repeating) -> None:
         assert torch.equal(given, x + number)
 
 
+# -- inputs, networks and users that recordings were not made for ----------------------------------
+
+
+def mlp_of(forward: Callable[[nn.Sequential, Tensor], Tensor]) -> nn.Module:
+    """The usual network inside of one whose pass is another function."""
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return forward(self.inner, x)
+
+    return Around()
+
+
+def test_inputs_that_do_not_fit_are_always_refused(eager: Repeating) -> None:
+    x = blobs()[0][:7]
+    flattens = mlp_of(lambda inner, x: inner(x.flatten(1)))
+    casts = mlp_of(lambda inner, x: inner(x.float()))
+    for network, wrong in ((flattens, x[..., None]), (casts, x.double()), (mlp(), x.double())):
+        model = rgpr.RGPR(network).fit([blobs()[0]])
+        for _ in range(5):
+            with pytest.raises((TypeError, ValueError), match=r"fitted on inputs|computes in"):
+                model(wrong)
+        before = eager.replayed
+        for _ in range(4):
+            assert_same(model(x), plainly(model, x))
+        assert eager.replayed > before
+
+
+@pytest.mark.filterwarnings("error")
+def test_errors_of_the_network_do_not_end_recording(eager: Repeating) -> None:
+    fails = True
+
+    def sometimes(inner: nn.Sequential, x: Tensor) -> Tensor:
+        if fails and len(x) == 7:
+            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+        return inner(x)
+
+    model, x = rgpr.RGPR(mlp_of(sometimes)).fit([blobs()[0]]), blobs()[0][:7]
+    for _ in range(5):
+        with pytest.raises(RuntimeError, match="mat1"):
+            model(x)
+    fails = False
+    for _ in range(4):
+        assert_same(model(x), plainly(model, x))
+    assert eager.replayed
+
+
+def test_a_recording_that_another_thread_made_anew_is_the_one_to_replay(
+    recorder: Repeating, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recordings, x, used = Recordings([weight := nn.Parameter(torch.ones(4))]), torch.ones(3, 4), []
+    call = lambda x: x * weight  # noqa: E731
+    recordings(call, x), recordings(call, x)
+    turn, (old,) = recorder.turn, recordings._by_size.values()
+    assert old is not None
+    monkeypatch.setattr(old, "replay", lambda: used.append("old"))
+
+    def later() -> Any:
+        """The turn of this thread comes after that of another one."""
+        monkeypatch.setattr(recorder, "turn", turn)
+        weight.data = torch.full((4,), 5.0)
+        recordings(call, x)
+        return turn()
+
+    monkeypatch.setattr(recorder, "turn", later)
+    assert torch.equal(recordings(call, x), 5 * x)
+    assert not used
+
+
+class Meanwhile(nn.Module):
+    """Whoever asks for its mode finds that another call did something in the meantime."""
+
+    def __init__(self, does: Callable[[], Any]) -> None:
+        self.does, self.mode, self.armed = does, False, False
+        super().__init__()
+
+    @property
+    def training(self) -> bool:  # type: ignore[override]
+        if self.armed:
+            self.armed = False
+            self.does()
+        return self.mode
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        self.mode = mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def test_modes_that_another_call_switches_meanwhile_are_switched_here_too(
+    eager: Repeating,
+) -> None:
+    network = mlp()
+    guard = evaluating(network)
+    first = Meanwhile(lambda: (guard.__enter__(), guard.__enter__()))
+    last = Meanwhile(lambda: guard.__exit__(None, None, None))
+    model, x = rgpr.RGPR(nn.Sequential(first, *network, last)).fit([blobs()[0]]), blobs()[0][:7]
+    for _ in range(4):
+        model(x)
+    modes: list[bool] = []
+    network[0].register_forward_hook(lambda module, *_: modes.append(module.training))
+    model.eval()
+    network.train()
+    first.armed = last.armed = True
+    model(x)
+    assert modes == [False]
+    assert network[0].training
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("base", ["network", "Laplace"])
+@pytest.mark.parametrize("name", ["forward", "point"])
+@pytest.mark.parametrize("where", ["in a subclass", "on the object", "later"])
+def test_methods_of_users_are_called(eager: Repeating, base: str, name: str, where: str) -> None:
+    model, x, seen = built(base), inputs(), []
+    own = getattr(type(model.posterior), name)
+
+    def method(self: Any, x: Tensor) -> Any:
+        seen.append(name)
+        return own(self, x)
+
+    if where == "later":
+        for _ in range(4):
+            model(x)
+    if where == "in a subclass":
+        model.posterior.__class__ = type("Mine", (type(model.posterior),), {name: method})
+    else:
+        setattr(model.posterior, name, method.__get__(model.posterior))
+    before, replayed = len(seen), eager.replayed
+    for _ in range(5):
+        model(x)
+    # Neither base calls it in a plain call.
+    assert len(seen) - before == (0 if name == "point" else 5)
+    assert eager.replayed == replayed
+
+
+@pytest.mark.parametrize("base", ["network", "Laplace"])
+@pytest.mark.filterwarnings("ignore")
+def test_networks_that_ask_for_gradients_leave_no_graph(eager: Repeating, base: str) -> None:
+    def with_gradients(module: nn.Module, call: Callable[[Tensor], Tensor]) -> None:
+        def forward(x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                return call(x)
+
+        module.forward = forward
+
+    model, x = built(base), inputs()
+    expected = plainly(model, x)
+    with_gradients(model.posterior.network, model.posterior.network.forward)
+    for _ in range(6):
+        assert_same(model(x), expected)
+    (passage,) = model._recorded._by_form.values()
+    buffers = [*passage._read, *passage._outputs]
+    assert not any(buffer.requires_grad for buffer in buffers)
+    assert not passage._reading.features
+
+
+def test_positions_are_averaged_where_networks_ask_for_gradients(eager: Repeating) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.act, self.last = nn.Conv1d(1, 8, 3), nn.ReLU(), nn.Linear(16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                return self.last(self.act(self.first(x[:, None])).flatten(1))
+
+    model, x = rgpr.RGPR(Net()).fit([blobs()[0]]), inputs()
+    for _ in range(5):
+        assert_same(model(x), plainly(model, x))
+    assert eager.replayed
+
+
+def test_tables_of_hooks_may_be_replaced(eager: Repeating) -> None:
+    model, x = built("network"), inputs()
+    for _ in range(4):
+        model(x)
+    for module in model.posterior.network.modules():
+        module._forward_hooks, module._forward_pre_hooks = OrderedDict(), OrderedDict()
+        module._forward_pre_hooks_with_kwargs = OrderedDict()
+    before = eager.replayed
+    assert_same(model(x), plainly(model, x))
+    assert eager.replayed > before
+    assert not any(module._forward_hooks for module in model.posterior.network.modules())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("base", BASES)
+def test_every_call_runs_the_network_once(eager: Repeating, base: str) -> None:
+    model, passes = built(base), []
+    model.posterior.network.register_forward_hook(lambda *_: passes.append(1))
+    for number in range(1, 7):
+        x = number * inputs()
+        expected = plainly(model, x)
+        before = len(passes)
+        assert_same(model(x), expected)
+        assert len(passes) == before + 1
+    assert eager.recorded == 2
+
+
+def test_a_model_that_moves_has_no_recordings(eager: Repeating) -> None:
+    model, x, waited = built("network"), inputs(), []
+    eager.finish = lambda: waited.append(1)  # type: ignore[method-assign]
+    for _ in range(4):
+        model(x)
+    model.double()
+    assert waited
+    assert model._recorded._parts is None
+    assert not model._recorded._by_form
+
+
+def test_replicas_are_not_recorded(eager: Repeating) -> None:
+    model, x = built("network"), inputs()
+    replica = copy.copy(model)
+    replica.posterior = copy.copy(model.posterior)
+    replica.posterior.network = model.posterior.network._replicate_for_data_parallel()
+    for _ in range(5):
+        assert_same(replica(x), model.forward(x))
+    assert model._recorded._by_form.keys() <= {(x.shape, x.stride(), x.dtype)}
+    seen = replica._recorded = type(model._recorded)()
+    for _ in range(5):
+        replica(x)
+    assert seen._parts is None
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("ending", [False, True])
+def test_too_little_memory_ends_nothing(eager: Repeating, ending: bool) -> None:
+    full = True
+    record = eager.record
+
+    def without_memory(call: Callable[[], Any], pool: Any) -> Any:
+        if not full:
+            return record(call, pool)
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        finally:
+            if ending:  # of a recording that has failed
+                raise RuntimeError("operation failed due to a previous error during capture")
+
+    eager.record = without_memory  # type: ignore[method-assign]
+    model, recordings, x = built("network"), Recordings([]), inputs()
+    for _ in range(200):
+        model(x)
+        recordings(doubled, x)
+    full = False
+    for _ in range(5):
+        assert_same(model(x), plainly(model, x))
+        assert_same(recordings(doubled, x), 2 * x)
+    assert model._recorded._made == recordings._made == 1
+    assert len(model._recorded._by_form) == 1
+
+
+def test_tensors_that_are_not_plain_are_not_recorded(eager: Repeating) -> None:
+    x = blobs()[0][:2]
+    for wrong in (x.to_sparse(), x.to_sparse_csr(), torch.nested.nested_tensor(list(x))):
+        assert not recording.may_record(wrong)
+        model = built("network")
+        for _ in range(4):
+            with pytest.raises(TypeError, match=r"dense|pad"):
+                model(wrong)
+
+
+@pytest.mark.filterwarnings("error")
+def test_representations_of_other_widths_are_not_forced_into_recordings(eager: Repeating) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.act, self.last = nn.Conv1d(1, 8, 3), nn.ReLU(), nn.Linear(16, 3)
+            self.kept = 8
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.act(self.first(x[:, None])[:, : self.kept])
+            return self.last(h.repeat(1, 8 // self.kept, 1).flatten(1))
+
+    model, x = rgpr.RGPR(Net(), layers={"act": 1}).fit([blobs()[0]]), inputs()
+    for _ in range(4):
+        model(x)
+    (passage,) = model._recorded._by_form.values()
+    shapes = [buffer.shape for buffer in passage._read]
+    for kept in (4, 1):
+        model.posterior.network.kept = kept
+        expected, found = [], []
+        for call, answers in ((plainly, expected), (lambda model, x: model(x), found)):
+            try:
+                answers.append(call(model, x))
+            except RuntimeError as error:
+                answers.append(str(error))
+        assert type(found[0]) is type(expected[0])
+        assert found == expected if isinstance(found[0], str) else True
+        if isinstance(found[0], Tensor):
+            assert_same(found[0], expected[0])
+        assert [buffer.shape for buffer in passage._read] == shapes
+
+
+def test_whole_models_of_earlier_versions_are_read(eager: Repeating) -> None:
+    model, x = built("network"), inputs()
+    expected = plainly(model, x)
+    del model._recorded
+    read = pickle.loads(pickle.dumps(model))
+    for _ in range(5):
+        assert_same(read(x), expected)
+    assert eager.replayed
+
+
+@pytest.mark.parametrize("value", [None, "0", "1"])
+def test_nothing_is_recorded_unless_asked_for(value: str | None) -> None:
+    environment = {name: old for name, old in os.environ.items() if name != "RGPR_RECORD"}
+    if value is not None:
+        environment["RGPR_RECORD"] = value
+    says = "from rgpr._backend import recording; print(recording._enabled)"
+    run = [sys.executable, "-c", says]
+    out = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
+    assert out.stdout.split() == [str(value == "1")]
+
+
 # -- on a GPU --------------------------------------------------------------------------------------
 
 
-@needs_gpu
+@pytest.fixture
+def switched_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Recordings as a user gets them who asks for them."""
+    find = recording.recorder_of
+    monkeypatch.setattr(recording, "_enabled", True)
+    find.cache_clear()
+    yield
+    find.cache_clear()
+
+
+def on_gpu(test: Any) -> Any:
+    """Needs a GPU, and records there."""
+    return needs_gpu(pytest.mark.usefixtures("switched_on")(test))
+
+
+@on_gpu
 @pytest.mark.filterwarnings("error:predictions could not be recorded")
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -352,7 +695,7 @@ def test_graphs_of_a_gpu_answer_as_plain_calls(base: str, dtype: torch.dtype) ->
         assert_same(model(x), plainly(model, x))
 
 
-@needs_gpu
+@on_gpu
 @torch.no_grad()
 def test_graphs_of_a_gpu_read_images() -> None:
     model = rgpr.RGPR(LeNet()).fit([torch.rand(40, 1, 8, 8)]).cuda()
@@ -368,7 +711,7 @@ def test_graphs_of_a_gpu_read_images() -> None:
     assert len(model._recorded._by_form) <= MOST
 
 
-@needs_gpu
+@on_gpu
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("change", CHANGES)
 @torch.no_grad()
@@ -381,7 +724,7 @@ def test_graphs_of_a_gpu_see_every_change(change: str) -> None:
         assert_same(model(x), plainly(model, x))
 
 
-@needs_gpu
+@on_gpu
 @torch.no_grad()
 def test_graphs_of_a_gpu_follow_streams_and_threads() -> None:
     model = built("Laplace").cuda()
@@ -404,7 +747,7 @@ def test_graphs_of_a_gpu_follow_streams_and_threads() -> None:
                 assert_same(found, answer.cpu())
 
 
-@needs_gpu
+@on_gpu
 @pytest.mark.filterwarnings("error:predictions could not be recorded")
 @pytest.mark.parametrize("base", ["network", "Laplace"])
 @torch.no_grad()

@@ -348,6 +348,17 @@ class RGPR(StableBuffers):
         residual = now.residual.with_onset(self._given_onset, slope)
         return replace(now, residual=residual, temperature=given)
 
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # Recordings hold memory on the device that the model leaves.
+        self._recorded = self._recorded.anew()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        # Models that were pickled whole by earlier versions have none.
+        self.__dict__.setdefault("_recorded", RecordedCalls())
+
     def _load_from_state_dict(self, state_dict, prefix, *rest):  # type: ignore[no-untyped-def]
         described = state_dict.setdefault(prefix + state.KEY, self.get_extra_state())
         if len(described):  # a fitted model, and this becomes one of the same parts and sizes

@@ -8,8 +8,13 @@ recorded again.
 
 A file ``recording`` in the folder of a device type (:mod:`rgpr._backend.cuda.recording`) knows how
 its devices record. Everywhere else, and wherever a call does more than torch operations on plain
-tensors, the call is made as it is. Setting the environment variable ``RGPR_RECORD`` to 0 has every
-call made as it is.
+tensors, the call is made as it is.
+
+Nothing is recorded unless the environment variable ``RGPR_RECORD`` is 1 when this library is
+imported. There are two reasons to ask first. While one thread records, CUDA refuses some of what
+other threads may ask of the GPU, and what they allocate or free can end the recording, so a
+recording can disturb them. And before torch 2.15 other libraries may free memory that cuBLAS keeps
+for a recording. Recordings stay a choice until they were tried with those versions.
 """
 
 from __future__ import annotations
@@ -29,7 +34,17 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-__all__ = ["MOST", "Places", "Recorder", "Recording", "Recordings", "may_record", "recorder_of"]
+__all__ = [
+    "MOST",
+    "Places",
+    "Recorder",
+    "Recording",
+    "RecordingError",
+    "Recordings",
+    "may_record",
+    "out_of_memory",
+    "recorder_of",
+]
 
 # So many sizes of a batch are recorded for one model. Each keeps memory for its inputs and for all
 # that its kernels write.
@@ -37,14 +52,18 @@ MOST = 8
 # Recordings that became invalid are made again, but for one model not more often than this: whoever
 # changes a model at every call would wait for recordings alone.
 _MOST_MADE = 64
-# Whether anything is recorded at all. Tests and those who look for an error switch it off.
-_enabled = os.environ.get("RGPR_RECORD", "1") != "0"
+# Whether anything is recorded at all.
+_enabled = os.environ.get("RGPR_RECORD") == "1"
 # torch's own check of everything global that changes what an operation does: precision of
 # products, deterministic algorithms, default dtype, autocast and more.
 _Modes: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _Modes = getattr(_Modes, "GlobalStateGuard", None)
 
 Call = Callable[..., Any]
+
+
+class RecordingError(RuntimeError):
+    """A call was not recorded, for the reason that is the cause of this error."""
 
 
 class Recorder(ABC):
@@ -121,6 +140,8 @@ def may_record(x: Tensor) -> bool:
     """Whether a call on this tensor is nothing but operations on plain tensors."""
     return (
         type(x) is Tensor
+        and x.layout is torch.strided
+        and not x.is_nested
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled(x.device.type)
@@ -144,13 +165,19 @@ class Recording:
         inputs: The same. They are written before a replay.
         answers: What the call returned. A replay writes it anew.
         replay: Replays the call.
+
+    Raises:
+        RecordingError: The recorder failed; its error is the cause.
     """
 
     def __init__(self, recorder: Recorder, call: Call, inputs: Sequence[Tensor], pool: Any) -> None:
         self._modes = _Modes()
         self.inputs = tuple(inputs)
         with torch.inference_mode(False), torch.no_grad():
-            self.replay, self.answers = recorder.record(lambda: call(*self.inputs), pool)
+            try:
+                self.replay, self.answers = recorder.record(lambda: call(*self.inputs), pool)
+            except RuntimeError as error:
+                raise RecordingError(*error.args) from error
 
     @property
     def valid(self) -> bool:
@@ -215,6 +242,8 @@ class Recordings:
         with recorder.turn() as mine:
             if not mine:
                 return call(x)
+            # Another thread may have recorded this size while this one waited for its turn.
+            known = self._by_size.get(size)
             if known is None or not known.valid or self._places is None or not self._places.same:
                 known = self._record(recorder, size, call, x)
             if known is None:
@@ -237,21 +266,35 @@ class Recordings:
             self._by_size, self._places = {}, None
         if self._made >= _MOST_MADE:
             return None
-        self._made += 1
         try:
             if self._places is None:
                 self._places, self._pool = Places(self._tensors), recorder.pool()
             made = Recording(recorder, call, buffers_like([x]), self._pool)
         except RuntimeError as error:
-            self._made = _MOST_MADE
-            warn_once(error)
+            # Memory may suffice later. Whatever else went wrong would go wrong again.
+            self._by_size.pop(size, None)
+            if not out_of_memory(error):
+                self._made = _MOST_MADE
+                warn_once(error)
             return None
+        self._made += 1
         self._by_size[size] = made
         return made
 
 
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory did not suffice: the end of a failed recording may raise a second error."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def warn_once(error: Exception) -> None:
     """Say why a call could not be recorded. It is made as it is from now on."""
+    if isinstance(error, RecordingError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
     said = str(error).partition("\n")[0]
     warnings.warn(
         f"predictions could not be recorded as a CUDA graph ({type(error).__name__}: {said}); they "

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-__all__ = ["Guard", "evaluating", "every_module", "in_use"]
+__all__ = ["Guard", "evaluating", "every_module", "in_evaluation", "in_use"]
 
 
 class Guard:
@@ -91,6 +92,8 @@ class evaluating(Guard):  # noqa: N801, which reads as what it does
         _locked(lambda: self._switch(modules))
 
     def _switch(self, modules: Sequence[nn.Module]) -> None:
+        global _switches
+        _switches += 1
         for module in modules:
             if module.training or module in _users:
                 self._switched.append(module)
@@ -102,6 +105,8 @@ class evaluating(Guard):  # noqa: N801, which reads as what it does
             _locked(self._switch_back)
 
     def _switch_back(self) -> None:
+        global _switches
+        _switches += 1
         for module in self._switched:
             users = _users.get(module)
             if users is not None:
@@ -127,11 +132,31 @@ def every_module(network: nn.Module) -> list[nn.Module]:
 # Modules that guards switched to evaluation mode, and the guards that rely on it just now.
 _users: WeakKeyDictionary[nn.Module, set[Guard]] = WeakKeyDictionary()
 _lock = threading.RLock()
+# How often guards began to switch modules, or to switch them back.
+_switches = 0
+_training = attrgetter("training")
+
+
+def switches() -> int:
+    """How often guards of any thread began to switch modules, or to switch them back."""
+    return _switches
 
 
 def in_use() -> bool:
     """Whether some modules are in evaluation mode because guards switched them."""
     return bool(_users)
+
+
+def in_evaluation(modules: Sequence[nn.Module]) -> bool:
+    """Whether modules are in evaluation mode of their own, so that no guard will end it.
+
+    Guards of other threads may switch modules while this looks at them. Then guards are in use
+    before or after the look, or the number of switches changes in between.
+    """
+    before = switches()
+    if in_use() or any(map(_training, modules)):
+        return False
+    return not in_use() and switches() == before
 
 
 # The thread that does a step. A signal handler that predicts may come in between.

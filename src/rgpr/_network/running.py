@@ -313,13 +313,14 @@ class standing(capture[None]):  # noqa: N801
         if head is not None:
             # Before the hook that ends the pass: the head may be the network itself.
             self._hooks.insert(-1, (head, self._keep, None))
-        self._places: list[tuple[dict[int, Any], int, Any]] = []
+        # The names of tables and not the tables, because others may put new ones in their place.
+        self._places: list[tuple[nn.Module, str, int, Any]] = []
         for module, hook, options in self._hooks:
-            table: Any = module._forward_hooks if options is None else module._forward_pre_hooks
-            number = RemovableHandle(table).id
-            self._places.append((table, number, hook))
+            name = "_forward_hooks" if options is None else "_forward_pre_hooks"
+            number = RemovableHandle(getattr(module, name)).id
+            self._places.append((module, name, number, hook))
             if options is not None:
-                self._places.append((module._forward_pre_hooks_with_kwargs, number, True))
+                self._places.append((module, f"{name}_with_kwargs", number, True))
 
     def _keep(self, _: nn.Module, args: Any, output: Any) -> None:
         if self._mine():
@@ -336,12 +337,12 @@ class standing(capture[None]):  # noqa: N801
         return self
 
     def _change(self) -> None:
-        for table, number, hook in self._places:
-            table[number] = hook
+        for module, name, number, hook in self._places:
+            getattr(module, name)[number] = hook
 
     def restore(self) -> None:
-        for table, number, _ in self._places:
-            table.pop(number, None)
+        for module, name, number, _ in self._places:
+            getattr(module, name).pop(number, None)
 
 
 def first_tensor(output: Any, layer: str) -> Tensor:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -26,13 +25,16 @@ from .._backend.recording import (
     Places,
     Recorder,
     Recording,
+    RecordingError,
     buffers_like,
     may_record,
+    out_of_memory,
     recorder_of,
     warn_once,
 )
 from .._network.batches import zeroed
-from .._network.guards import evaluating, in_use
+from .._network.checks import check_input
+from .._network.guards import evaluating, in_evaluation
 from .._network.running import capture, standing
 from ..extension import Extension, Reading, together
 from ..posteriors.base import Closed
@@ -51,8 +53,6 @@ _FEW_NUMBERS = 1 << 22
 # A model whose parts change again and again is not recorded any more.
 _MOST_MADE = 64
 
-_training = attrgetter("training")
-
 
 class RecordedCalls:
     """The recorded calls of one model; copies of the model have none."""
@@ -65,6 +65,12 @@ class RecordedCalls:
 
     def __reduce__(self) -> tuple[type[RecordedCalls], tuple[()]]:
         return RecordedCalls, ()
+
+    def anew(self) -> RecordedCalls:
+        """Recorded calls without recordings, to take the place of these."""
+        if self._parts is not None:
+            self._parts.recorder.finish()
+        return RecordedCalls()
 
     def __call__(self, extension: Extension, x: Any) -> Any:
         """The answer of a plain call, or ``None`` if it has to be made as it is."""
@@ -79,8 +85,7 @@ class RecordedCalls:
         with recorder.turn() as mine:
             if not mine:
                 return None
-            passage = self._passage(recorder, extension, form, x)
-            return None if passage is None else passage(x)
+            return self._answer(recorder, extension, form, x)
 
     def _suits(self, extension: Extension, x: Tensor) -> bool:
         first = extension.representations[0]
@@ -92,6 +97,8 @@ class RecordedCalls:
             and extension.nan == "propagate"
             and first.plain
             and first.source is None
+            # Replicas of DataParallel share this object, and live for one call.
+            and "_is_replica" not in vars(extension.posterior.network)
             and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
         )
 
@@ -102,10 +109,13 @@ class RecordedCalls:
         self._seen[form] = self._seen.get(form, 0) + 1
         return self._seen[form] > _FIRST and self._made < _MOST_MADE
 
-    def _passage(
-        self, recorder: Recorder, extension: Extension, form: Any, x: Tensor
-    ) -> _Passage | None:
-        """What was recorded for this size, or is now."""
+    def _answer(self, recorder: Recorder, extension: Extension, form: Any, x: Tensor) -> Any:
+        """The answer by what was recorded for this size, or is now; ``None`` if that cannot be.
+
+        Raises:
+            TypeError: ``x`` has a dtype that the network does not take.
+            ValueError: ``x`` has the wrong shape or device.
+        """
         parts, passage = self._parts, self._by_form.get(form)
         if parts is None or not parts.are_of(extension):
             # What has changed may change again, so the count begins anew.
@@ -120,17 +130,24 @@ class RecordedCalls:
         if parts.hooked or not parts.on(x.device):
             return None
         if passage is not None and passage.valid:
-            return passage
+            return passage(x)
         if self._made >= _MOST_MADE:
             return None
-        self._made += 1
+        # Sizes are counted before anything is known of an input, so this one may not fit.
+        check_input(x, extension.posterior.network, extension.input_shape)
         try:
-            self._by_form[form] = passage = _Passage(recorder, parts, x)
+            passage = _Passage(recorder, parts, x)
         except RuntimeError as error:
-            self._made = _MOST_MADE
-            warn_once(error)
+            # The plain call raises errors of the network itself, and memory may suffice later.
+            self._by_form.pop(form, None)
+            self._seen[form] = 0
+            if isinstance(error, RecordingError) and not out_of_memory(error):
+                self._made = _MOST_MADE
+                warn_once(error)
             return None
-        return passage
+        self._made += 1
+        self._by_form[form] = passage
+        return passage.answer()
 
 
 class _Parts:
@@ -142,7 +159,7 @@ class _Parts:
     """
 
     def __init__(self, recorder: Recorder, extension: Extension) -> None:
-        self.extension, self.pool = extension, recorder.pool()
+        self.recorder, self.extension, self.pool = recorder, extension, recorder.pool()
         posterior, residual = extension.posterior, extension.residual
         self.closed: Closed | None = posterior.closed
         # The pass runs the network alone, so the modes of its modules are all that matters.
@@ -175,7 +192,9 @@ class _Parts:
     @property
     def hooked(self) -> bool:
         """Whether nothing can be recorded: hooks would not run, or nobody knows what follows."""
-        return self.closed is None or any(self._hooks)
+        if self.closed is None or any(self._hooks):
+            return True
+        return self.extension.posterior.closed is None  # methods may have been replaced since
 
     def on(self, device: torch.device) -> bool:
         """Whether all tensors are on this device."""
@@ -184,6 +203,8 @@ class _Parts:
 
 class _Passage:
     """A plain call for batches of one size: a recording, the network's pass, another recording.
+
+    To make one runs the network once, on ``x``, and :meth:`answer` is the answer of that pass.
 
     Args:
         recorder: What records; this thread has its turn.
@@ -218,8 +239,12 @@ class _Passage:
         self._read = buffers_like(reading.found[1:])
         self._outputs = buffers_like(given)
         puts: list[Any] = [_nothing]
+        # Indices of representations that did not fit their buffers in the last pass.
+        self._differs: list[int] = []
         for index, buffer in enumerate(self._read, start=1):
-            puts.append(partial(_put, extension.residual.at(index), self._measures[index], buffer))
+            coordinates, measure = extension.residual.at(index), self._measures[index][0]
+            pools = isinstance(coordinates, Prototypes) and coordinates.of == "pooled"
+            puts.append(partial(_put, pools, measure, buffer, partial(self._differs.append, index)))
         self._reading = standing(network, layers, puts, own, head)
         inputs = (*self._read, *self._outputs)
         self._after = Recording(recorder, self._leave, inputs, parts.pool)
@@ -236,22 +261,29 @@ class _Passage:
         # A copy, which the network may change in place, or keep.
         clean = self._clean.clone()
         reading = self._reading.again()
-        if in_use() or any(map(_training, self._parts.network)):
-            with evaluating(self._posterior) as modes, modes, reading, reading:
+        self._differs.clear()
+        if in_evaluation(self._parts.network):
+            with reading, reading:
                 mean = self._posterior.point(clean)
         else:
-            with reading, reading:
+            with evaluating(self._posterior) as modes, modes, reading, reading:
                 mean = self._posterior.point(clean)
         for buffer, tensor in zip(self._outputs, self._given(mean), strict=True):
             if tensor.shape != buffer.shape or tensor.dtype != buffer.dtype:
                 return None
             buffer.copy_(tensor)
+        return None if self._differs else self.answer()
+
+    def answer(self) -> Any:
+        """The answer for the batch that the network ran on last."""
         self._after.replay()
         return self._after.copies()
 
     def _given(self, mean: Tensor) -> tuple[Tensor, ...]:
         """What the posterior makes its Gaussian of."""
         closed, seen = self._parts.closed, self._reading.features
+        # Nothing is kept of a pass. A network may ask for gradients, which no answer has.
+        self._reading.features, mean = [], mean.detach()
         if closed is None or closed.head is None:
             return (mean,)
         if len(seen) != 1 or seen[0].dim() != 2:
@@ -259,7 +291,7 @@ class _Passage:
                 f"the last layer '{closed.head}' ran {len(seen)} times, or not on one feature "
                 "vector for each input"
             )
-        return (mean, seen[0])
+        return (mean, seen[0].detach())
 
     def _enter(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What comes before the pass: ``u`` of the input, and the rows that the network gets."""
@@ -294,17 +326,25 @@ def _measure_of(coordinates: Coordinates, packed: bool) -> _Measure:
     return coordinates.unit_variance, _itself
 
 
-def _put(coordinates: Coordinates, measure: _Measure, buffer: Tensor, h: Tensor) -> None:
-    """Write what is read of a representation where a recording reads it."""
-    if isinstance(coordinates, Prototypes) and coordinates.of == "pooled":
-        if h.dim() == 2:
-            buffer.copy_(h)
-        elif h.numel() <= _FEW_NUMBERS:
-            torch.mean(h, tuple(range(2, h.dim())), dtype=buffer.dtype, out=buffer)
-        else:
-            buffer.copy_(pooled(h))
+def _put(
+    pools: bool,
+    measure: Callable[[Tensor], Tensor],
+    buffer: Tensor,
+    differs: Callable[[], None],
+    h: Tensor,
+) -> None:
+    """Write what is read of a representation where a recording reads it, if it fits there."""
+    h = h.detach()
+    if pools and h.dim() > 2 and h.numel() <= _FEW_NUMBERS and h.shape[:2] == buffer.shape:
+        torch.mean(h, tuple(range(2, h.dim())), dtype=buffer.dtype, out=buffer)
         return
-    buffer.copy_(measure[0](h))
+    if pools:
+        measure = pooled if h.dim() > 2 else _itself
+    read = measure(h)
+    if read.shape == buffer.shape:
+        buffer.copy_(read)
+    else:
+        differs()
 
 
 def _itself(column: Tensor) -> Tensor:

@@ -124,9 +124,19 @@ class Posterior(StableBuffers):
     def closed(self) -> Closed | None:
         """What follows the pass through the network, if that is a function of tensors alone.
 
-        On a GPU such a function is recorded (:mod:`rgpr._backend.recording`).
+        On a GPU such a function can be recorded (:mod:`rgpr._backend.recording`).
         """
         return None
+
+    def _predicts_as(self, kind: type[Posterior]) -> bool:
+        """Whether nobody has put other methods in the place of those with which it predicts."""
+        mine, own = type(self), vars(self)
+        return (
+            mine.forward is kind.forward
+            and mine.point is kind.point
+            and "forward" not in own
+            and "point" not in own
+        )
 
     def choose_layers(
         self, choice: LayerChoice, x: Batch, seen: Trace | None = None

@@ -103,7 +103,7 @@ class LastLayerLaplace(Posterior):
 
     @property
     def closed(self) -> Closed | None:
-        own = type(self).forward is LastLayerLaplace.forward
+        own = self._predicts_as(LastLayerLaplace)
         return Closed(self._gaussian, self.head) if own else None
 
     def _gaussian(self, mean: Tensor, features: Tensor) -> Gaussian:

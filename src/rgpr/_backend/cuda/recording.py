@@ -1,8 +1,14 @@
-"""Recordings as CUDA graphs."""
+"""Recordings as CUDA graphs.
+
+While a thread captures a graph, CUDA refuses some of what other threads ask of the GPU, and what
+they do with memory can end the capture. So a capture is short and does not run the network, and
+nothing is captured unless a user asks for it; see :mod:`rgpr._backend.recording`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,8 +29,9 @@ class CudaRecorder(Recorder):
         super().__init__()
         index = torch.cuda.current_device() if device.index is None else device.index
         self._device, self._index = torch.device("cuda", index), index
-        # Libraries keep memory for each stream, which recordings then share.
-        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        # Torch hands out the streams of a priority in turn, again and again. Users seldom ask for
+        # this priority, so their streams are seldom ours.
+        self._stream = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
         self._last = -1
         self._end = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
@@ -54,13 +61,32 @@ class CudaRecorder(Recorder):
                 call()
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may go on with whatever they do.
-        with torch.cuda.graph(graph, pool, self._stream, capture_error_mode="thread_local"):
+        # A capture that fails may leave its stream current, so the outer block sets the caller's
+        # back. The mode has CUDA refuse less of what other threads do meanwhile.
+        with (
+            torch.cuda.stream(current),
+            _own_workspace(),
+            torch.cuda.graph(graph, pool, self._stream, capture_error_mode="thread_local"),
+        ):
             answers = call()
         return graph.replay, answers
 
     def finish(self) -> None:
         torch.cuda.synchronize(self._device)
+
+
+@contextmanager
+def _own_workspace() -> Iterator[None]:
+    """Have cuBLAS take its workspace from the pool of the graph that is captured inside.
+
+    A workspace from before may be freed while the graph still writes to it, by whoever clears them
+    all. One that lies in the pool stays as long as the graph.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def recorder(device: torch.device) -> CudaRecorder:
