@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import os
 import subprocess
 import sys
@@ -20,6 +21,9 @@ from networks import mlp
 from rgpr._network import guards
 from rgpr._network.guards import evaluating
 from rgpr._network.running import capture
+
+
+NOTHING = dis.opmap["NOP"]
 
 
 class Interrupt(KeyboardInterrupt):
@@ -47,7 +51,9 @@ class At:
         return self._step
 
     def _step(self, frame: FrameType, event: str, _: Any) -> Any:
-        if event == "opcode":
+        # Python takes no interrupt at a step that does nothing, and where a block ends with a loop
+        # such a step lies outside of what the block's guard covers.
+        if event == "opcode" and frame.f_code.co_code[frame.f_lasti] != NOTHING:
             self.left -= 1
             if self.left == 0:
                 sys.settrace(None)

@@ -38,7 +38,7 @@ def test_natural_images_are_counted_and_named_as_the_units_have_them() -> None:
     units = changed("natural-images", "mnist", lambda result: None)
     failing = next(c for c in natural_images._claims("MNIST", units) if not c.holds)
     assert f"{OUTLIERS_TO_TUNE} images" in failing.discussion
-    assert "Tiny ImageNet at 32 x 32, in place of ImageNet32" in failing.discussion
+    assert "Tiny ImageNet, in place of ImageNet32" in failing.discussion
     units = changed("natural-images", "mnist", lambda result: result["notes"].clear())
     failing = next(c for c in natural_images._claims("MNIST", units) if not c.holds)
     assert "Tiny ImageNet" not in failing.discussion

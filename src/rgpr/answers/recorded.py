@@ -310,7 +310,7 @@ class _Passage:
         columns = [self._first]
         for index, read in enumerate(tensors[:count], start=1):
             columns.append(self._measures[index][1](read))
-        u = together(columns, packed, self._finite)
+        u = torch.where(self._finite[:, None], together(columns, packed), self._first[:, None])
         gaussian = closed.gaussian(*tensors[count:])
         dtype = self._before.inputs[0].dtype
         return answer(extension, Reading(gaussian, u, dtype))

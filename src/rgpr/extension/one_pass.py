@@ -108,21 +108,20 @@ class Extension:
                 finite = first.detach().abs() < torch.inf  # half the launches of isfinite
             clean = copied(x) if finite is None else zeroed(network, x, finite)
             output = (run or self.posterior)(clean)
-        u = together(columns, packed, finite)
+        u = together(columns, packed)
+        u = u if finite is None else torch.where(finite[:, None], u, first[:, None])
         return Reading(output, u, like.dtype if plain else dtype_of(network, x))
 
 
-def together(columns: Sequence[Tensor], packed: Packed | None, finite: Tensor | None) -> Tensor:
+def together(columns: Sequence[Tensor], packed: Packed | None) -> Tensor:
     """``u`` of every representation, ``(B, L)``, once the pass is done.
 
     Args:
         columns: ``u`` of each representation, ``(B,)``; of those that are packed their rows.
         packed: The layers that are measured together.
-        finite: Rows whose input is finite, ``(B,)``; ``None`` if all are.
     """
     columns = list(columns)
     if packed is not None:
         for index, column in packed.unit_variances(dict(enumerate(columns))).items():
             columns[index] = column
-    u = torch.stack(columns, dim=1)
-    return u if finite is None else torch.where(finite[:, None], u, columns[0][:, None])
+    return torch.stack(columns, dim=1)
