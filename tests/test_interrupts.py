@@ -22,7 +22,6 @@ from rgpr._network import guards
 from rgpr._network.guards import evaluating
 from rgpr._network.running import capture
 
-
 NOTHING = dis.opmap["NOP"]
 
 
