@@ -44,14 +44,18 @@ def _often() -> Iterator[None]:
     """Threads take turns as often as Python can, and attention is always computed in one way.
 
     Torch's fast path of attention rounds in another way, and torch takes it or not by whether any
-    module inside has a hook just then, of whichever thread.
+    module inside has a hook just then, of whichever thread. New threads are not traced, for
+    coverage say: Python ends a thread that installs its trace while another one does.
     """
     before, fast = sys.getswitchinterval(), torch.backends.mha.get_fastpath_enabled()
+    trace = threading.gettrace()
+    threading.settrace(None)  # type: ignore[arg-type]
     sys.setswitchinterval(1e-6)
     torch.backends.mha.set_fastpath_enabled(False)
     yield
     sys.setswitchinterval(before)
     torch.backends.mha.set_fastpath_enabled(fast)
+    threading.settrace(trace)  # type: ignore[arg-type]
 
 
 class Seen:
