@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
-__all__ = ["RESULTS", "fill", "shown"]
+__all__ = ["RESULTS", "devices", "fill", "made", "measured", "shown"]
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "benchmarks"
+
+
+def devices(benchmark: str) -> list[str]:
+    """The devices for which there is a file ``DEVICE-BENCHMARK.json``."""
+    return sorted(path.name.partition("-")[0] for path in RESULTS.glob(f"*-{benchmark}.json"))
+
+
+def measured(device: str, benchmark: str) -> dict[str, Any]:
+    """What that file holds."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{device}-{benchmark}.json").read_text())
+    return found
+
+
+def made(found: dict[str, Any], benchmark: str) -> str:
+    """By which command, when, on what and from which commit a benchmark was made."""
+    about, machine = found["made"][benchmark], found["machine"]
+    return (
+        f"`python -m benchmarks {benchmark}` of {about['date']}: {machine['device']}, "
+        f"{machine['threads']} threads, torch {machine['torch']}, commit {about['commit']}"
+    )
 
 
 def shown(page: str, name: str) -> str:

@@ -6,16 +6,14 @@ What was measured by ``python -m benchmarks latency`` lies in ``results/benchmar
 
 from __future__ import annotations
 
-import json
-
 from rgpr_paper.report import block_markdown
 from rgpr_paper.section import Table
 
-from .pages import RESULTS, fill
+from .pages import devices, fill, made, measured
 
-__all__ = ["PAGE", "files", "section"]
+__all__ = ["BENCHMARK", "PAGE", "section"]
 
-PAGE = "speed.md"
+BENCHMARK, PAGE = "latency", "speed.md"
 _HEAD = [
     "network, batch",
     "the network alone",
@@ -25,21 +23,11 @@ _HEAD = [
 ]
 
 
-def files() -> list[str]:
-    """The devices that were measured."""
-    return sorted(path.name.partition("-")[0] for path in RESULTS.glob("*-latency.json"))
-
-
 def section(device: str) -> str:
     """What was measured on a device, as the page shows it."""
-    found = json.loads((RESULTS / f"{device}-latency.json").read_text())
-    about, machine = found["made"]["latency"], found["machine"]
-    made = (
-        f"`python -m benchmarks latency` of {about['date']}: {machine['device']}, "
-        f"{machine['threads']} threads, torch {machine['torch']}, commit {about['commit']}."
-    )
+    found = measured(device, BENCHMARK)
     rows = []
-    for case, row in found["latency"].items():
+    for case, row in found[BENCHMARK].items():
         network, ours = row["network"], row["LLL + RGPR"]
         ready = f"{ours['ready ratio']:.2f} x" if "ready ratio" in ours else "the same"
         missed = "" if ours["ratio"] <= ours["target"] else ", missed"
@@ -52,9 +40,11 @@ def section(device: str) -> str:
                 f"{ours['target']:g} x{missed}",
             ]
         )
-    return "\n\n".join([made, *block_markdown(Table(_HEAD, rows), "")]) + "\n"
+    return (
+        "\n\n".join([f"{made(found, BENCHMARK)}.", *block_markdown(Table(_HEAD, rows), "")]) + "\n"
+    )
 
 
 if __name__ == "__main__":
-    for device in files():
+    for device in devices(BENCHMARK):
         fill(PAGE, f"small batches {device}", section(device))

@@ -6,41 +6,37 @@ What was measured by ``python -m benchmarks profile`` lies in ``results/benchmar
 
 from __future__ import annotations
 
-import json
-
 from rgpr_paper.report import block_markdown
 from rgpr_paper.section import Table
 
-from .pages import RESULTS, fill
+from .pages import devices, fill, made, measured
 
-__all__ = ["PAGE", "files", "section"]
+__all__ = ["BENCHMARK", "PAGE", "section"]
 
-PAGE = "speed.md"
+BENCHMARK, PAGE = "profile", "speed.md"
 # Rows that are no parts of a call.
 _WHOLE = ("the bare network", "model(x)")
 
 
-def files() -> list[str]:
-    """The devices that were measured."""
-    return sorted(path.name.partition("-")[0] for path in RESULTS.glob("*-profile.json"))
-
-
 def section(device: str) -> str:
     """What was measured on a device, as the page shows it: microseconds of each part."""
-    found = json.loads((RESULTS / f"{device}-profile.json").read_text())
-    about, machine, cases = found["made"]["profile"], found["machine"], found["profile"]
-    made = (
-        f"`python -m benchmarks profile` of {about['date']}: {machine['device']}, "
-        f"{machine['threads']} threads, torch {machine['torch']}, commit {about['commit']}; "
-        "microseconds."
-    )
+    found = measured(device, BENCHMARK)
+    cases = found[BENCHMARK]
     parts: dict[str, float] = {}
     for case in cases.values():
         for name, row in case.items():
             parts[name] = parts.get(name, 0.0) + row["ratio"]
     order = [*_WHOLE, *sorted(parts.keys() - set(_WHOLE), key=lambda name: -parts[name])]
     rows = [[name, *(_micro(case.get(name)) for case in cases.values())] for name in order]
-    return "\n\n".join([made, *block_markdown(Table(["", *cases], rows), "")]) + "\n"
+    return (
+        "\n\n".join(
+            [
+                f"{made(found, BENCHMARK)}; microseconds.",
+                *block_markdown(Table(["", *cases], rows), ""),
+            ]
+        )
+        + "\n"
+    )
 
 
 def _micro(row: dict[str, float] | None) -> str:
@@ -48,5 +44,5 @@ def _micro(row: dict[str, float] | None) -> str:
 
 
 if __name__ == "__main__":
-    for device in files():
+    for device in devices(BENCHMARK):
         fill(PAGE, f"profile {device}", section(device))

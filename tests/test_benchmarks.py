@@ -83,9 +83,12 @@ def test_the_readme_says_what_was_measured() -> None:
         assert said is not None
         assert shows(said[1], 100 * (cores[case]["LLL + RGPR"]["ratio"] - 1))
     waiting = json.loads((RESULTS / "cuda-latency.json").read_text())["latency"]
-    said = re.search(
-        r"MLP on an H200 ([\d.]+) times as long with recorded calls, compiled ([\d.]+) times", text
-    )
+    said = re.search(r"MLP on an H200 (\d+) to (\d+) times, or with", text)
+    assert said is not None
+    for number, dtype in zip(said.groups(), ("float32", "bfloat16"), strict=True):
+        case = f"MLP 784-256-256, {dtype}, batch 512, eager"
+        assert shows(number, gpu["prediction"][case]["LLL + RGPR"]["ratio"])
+    said = re.search(r"with `RGPR_RECORD=1` ([\d.]+) times as long, compiled ([\d.]+) times", text)
     assert said is not None
     for number, mode in zip(said.groups(), ("eager", "compiled"), strict=True):
         row = waiting[f"MLP 784-256-256, batch 512, {mode}"]["LLL + RGPR"]
@@ -215,21 +218,21 @@ def test_docs_say_what_two_cores_measured() -> None:
 
 def test_docs_say_what_small_batches_measured() -> None:
     """To fill the tables anew: ``python -m benchmarks.small_batches``."""
-    from benchmarks.pages import shown
-    from benchmarks.small_batches import PAGE, files, section
+    from benchmarks.pages import devices, shown
+    from benchmarks.small_batches import BENCHMARK, PAGE, section
 
-    assert "cuda" in files()
-    for device in files():
+    assert "cuda" in devices(BENCHMARK)
+    for device in devices(BENCHMARK):
         assert shown(PAGE, f"small batches {device}") == section(device)
 
 
 def test_docs_say_where_time_goes() -> None:
     """To fill the table anew: ``python -m benchmarks.whereabouts``."""
-    from benchmarks.pages import shown
-    from benchmarks.whereabouts import PAGE, files, section
+    from benchmarks.pages import devices, shown
+    from benchmarks.whereabouts import BENCHMARK, PAGE, section
 
-    assert "cpu" in files()
-    for device in files():
+    assert "cpu" in devices(BENCHMARK)
+    for device in devices(BENCHMARK):
         assert shown(PAGE, f"profile {device}") == section(device)
 
 

@@ -49,13 +49,13 @@ def _often() -> Iterator[None]:
     """
     before, fast = sys.getswitchinterval(), torch.backends.mha.get_fastpath_enabled()
     trace = threading.gettrace()
-    threading.settrace(None)  # type: ignore[arg-type]
+    threading.settrace(None)
     sys.setswitchinterval(1e-6)
     torch.backends.mha.set_fastpath_enabled(False)
     yield
     sys.setswitchinterval(before)
     torch.backends.mha.set_fastpath_enabled(fast)
-    threading.settrace(trace)  # type: ignore[arg-type]
+    threading.settrace(trace)
 
 
 class Seen:

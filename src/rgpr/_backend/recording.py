@@ -36,6 +36,7 @@ from torch.autograd import forward_ad
 
 __all__ = [
     "MOST",
+    "MOST_MADE",
     "Places",
     "Recorder",
     "Recording",
@@ -51,7 +52,7 @@ __all__ = [
 MOST = 8
 # Recordings that became invalid are made again, but for one model not more often than this: whoever
 # changes a model at every call would wait for recordings alone.
-_MOST_MADE = 64
+MOST_MADE = 64
 # Whether anything is recorded at all.
 _enabled = os.environ.get("RGPR_RECORD") == "1"
 # torch's own check of everything global that changes what an operation does: precision of
@@ -255,7 +256,7 @@ class Recordings:
     def _wanted(self, size: Any) -> bool:
         """Whether to record this size now: it comes for the second time, and there is room."""
         if size in self._by_size:
-            return self._made < _MOST_MADE
+            return self._made < MOST_MADE
         if len(self._by_size) < MOST:
             self._by_size[size] = None
         return False
@@ -264,7 +265,7 @@ class Recordings:
         if self._places is not None and not self._places.same:
             recorder.finish()
             self._by_size, self._places = {}, None
-        if self._made >= _MOST_MADE:
+        if self._made >= MOST_MADE:
             return None
         try:
             if self._places is None:
@@ -274,7 +275,7 @@ class Recordings:
             # Memory may suffice later. Whatever else went wrong would go wrong again.
             self._by_size.pop(size, None)
             if not out_of_memory(error):
-                self._made = _MOST_MADE
+                self._made = MOST_MADE
                 warn_once(error)
             return None
         self._made += 1

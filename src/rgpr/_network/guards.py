@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-__all__ = ["Guard", "evaluating", "every_module", "in_evaluation", "in_use"]
+__all__ = ["Guard", "evaluating", "every_module", "in_evaluation"]
 
 
 class Guard:
@@ -137,26 +137,16 @@ _switches = 0
 _training = attrgetter("training")
 
 
-def switches() -> int:
-    """How often guards of any thread began to switch modules, or to switch them back."""
-    return _switches
-
-
-def in_use() -> bool:
-    """Whether some modules are in evaluation mode because guards switched them."""
-    return bool(_users)
-
-
 def in_evaluation(modules: Sequence[nn.Module]) -> bool:
     """Whether modules are in evaluation mode of their own, so that no guard will end it.
 
     Guards of other threads may switch modules while this looks at them. Then guards are in use
     before or after the look, or the number of switches changes in between.
     """
-    before = switches()
-    if in_use() or any(map(_training, modules)):
+    before = _switches
+    if _users or any(map(_training, modules)):
         return False
-    return not in_use() and switches() == before
+    return not _users and _switches == before
 
 
 # The thread that does a step. A signal handler that predicts may come in between.

@@ -22,6 +22,7 @@ from .._backend.arithmetic import few_rows, pooled
 from .._backend.consistency import Consistency
 from .._backend.recording import (
     MOST,
+    MOST_MADE,
     Places,
     Recorder,
     Recording,
@@ -50,8 +51,6 @@ _FIRST = 2
 _MOST_NUMBERS = 1 << 23
 # Torch takes means of so many numbers as fast as our kernel does, and writes them where it is told.
 _FEW_NUMBERS = 1 << 22
-# A model whose parts change again and again is not recorded any more.
-_MOST_MADE = 64
 
 
 class RecordedCalls:
@@ -107,7 +106,7 @@ class RecordedCalls:
         if form not in self._seen and len(self._seen) >= MOST:
             return False
         self._seen[form] = self._seen.get(form, 0) + 1
-        return self._seen[form] > _FIRST and self._made < _MOST_MADE
+        return self._seen[form] > _FIRST and self._made < MOST_MADE
 
     def _answer(self, recorder: Recorder, extension: Extension, form: Any, x: Tensor) -> Any:
         """The answer by what was recorded for this size, or is now; ``None`` if that cannot be.
@@ -131,7 +130,7 @@ class RecordedCalls:
             return None
         if passage is not None and passage.valid:
             return passage(x)
-        if self._made >= _MOST_MADE:
+        if self._made >= MOST_MADE:
             return None
         # Sizes are counted before anything is known of an input, so this one may not fit.
         check_input(x, extension.posterior.network, extension.input_shape)
@@ -142,7 +141,7 @@ class RecordedCalls:
             self._by_form.pop(form, None)
             self._seen[form] = 0
             if isinstance(error, RecordingError) and not out_of_memory(error):
-                self._made = _MOST_MADE
+                self._made = MOST_MADE
                 warn_once(error)
             return None
         self._made += 1
