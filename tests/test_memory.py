@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import rgpr
-from rgpr.posteriors import LastLayerLaplace
+from rgpr.posteriors import LastLayerLaplace, fit_laplace
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -24,6 +26,31 @@ def test_what_is_counted() -> None:
         return [*kept, torch.zeros(1000, 250)]
 
     assert tensor_memory(run) == pytest.approx(3e6, rel=0.01)
+
+
+@pytest.mark.parametrize("base", ["network", "last-layer Laplace"])
+def test_a_call_keeps_no_tensor_until_python_looks_for_circles(base: str) -> None:
+    """On a GPU the features of past batches would fill the memory."""
+    network, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)), torch.randn(60, 8)
+    loader = DataLoader(TensorDataset(x, torch.arange(60) % 3), batch_size=20)
+    posterior = network if base == "network" else fit_laplace(network, loader, subset="last_layer")
+    model = rgpr.RGPR(posterior).fit(loader, progress=False)
+    with torch.no_grad():
+        model(x)
+        gc.collect()
+        gc.disable()
+        try:
+            model(x), model.score(x), model.predict(x)
+            before = tensors()
+            for _ in range(3):
+                model(x), model.score(x), model.predict(x)
+            assert tensors() == before
+        finally:
+            gc.enable()
+
+
+def tensors() -> int:
+    return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
 
 
 @pytest.mark.parametrize(

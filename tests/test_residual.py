@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -151,6 +152,38 @@ def test_gradients_of_a_silent_layer_are_numbers() -> None:
     for value in (r(u), r.strangeness(u)):
         [gradient] = torch.autograd.grad(value.sum(), u)
         assert gradient.isfinite().all()
+
+
+values = st.one_of(st.just(0.0), st.just(torch.inf), st.floats(1e-300, 1e300))
+
+
+@given(
+    rows=st.lists(st.tuples(values, values, values), min_size=1, max_size=4),
+    sigma2=st.tuples(*[st.sampled_from([0.0, 0.3, 1e9])] * 3),
+    typical=st.tuples(*[st.sampled_from([0.0, 2.0])] * 3),
+)
+def test_derivatives_change_no_bit(
+    rows: list[tuple[float, ...]], sigma2: tuple[float, ...], typical: tuple[float, ...]
+) -> None:
+    """Silent, infinite and switched-off layers too, and so does not knowing what is finite."""
+    r = with_onset(list(sigma2), 0.5, list(typical))
+    u = torch.tensor(rows, dtype=torch.float64)
+    asked = u.clone().requires_grad_()
+    assert torch.equal(r(u), r(asked))
+    assert torch.equal(r.strangeness(u), r.strangeness(asked))
+    with torch.autograd.forward_ad.dual_level():
+        assert torch.equal(r(u), r(u.clone()))
+    if bool(u.isfinite().all()) and bool((u * r.sigma2).isfinite().all()):
+        assert torch.equal(r(u), r(u, finite=True))
+        assert not r(u).isnan().any()
+
+
+def test_the_weights_of_layers_are_the_same_inside_of_graphs() -> None:
+    """Values that cannot be looked at are compared by tensors alone."""
+    for flags in itertools.product([0.0, 1.0], repeat=4):
+        r = with_onset([1.0] * 4, typical=list(flags))
+        [mapped] = torch.func.vmap(lambda _, r=r: r.exponents)(torch.zeros(1))
+        assert torch.equal(mapped, r.exponents)
 
 
 def test_scales_and_onset_do_not_change_what_is_strange() -> None:

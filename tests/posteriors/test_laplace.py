@@ -198,6 +198,21 @@ def test_features_as_large_as_float32_allows(structure: str) -> None:
     torch.testing.assert_close(variance, reference(far.double()).variance, rtol=1e-3, atol=0)
 
 
+@pytest.mark.parametrize("structure", LAST_LAYER)
+def test_features_whose_squares_overflow_beside_others(structure: str) -> None:
+    """The squares of some overflow, those of others just do not, and one batch holds all."""
+    la, x = fitted(mlp(), structure=structure)
+    posterior, reference = rgpr.as_posterior(la), rgpr.as_posterior(la).double()
+    for largest in (0, 16, 18, 19, 20, 25):
+        rows = 10.0 ** torch.linspace(0, largest, 7)[:, None] * x[:7]
+        found, expected = posterior(rows), reference(rows.double())
+        for name in ("variance", "row_sums", "covariance"):
+            ours, theirs = getattr(found, name), getattr(expected, name)
+            assert ours.isfinite().all(), name
+            scale = expected.variance.amax(1).reshape(-1, *[1] * (theirs.dim() - 1))
+            torch.testing.assert_close(ours / scale, theirs / scale, rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("subset", "structure"),
     [*(("last_layer", structure) for structure in LAST_LAYER), ("all", "kron")],

@@ -49,6 +49,7 @@ __all__ = [
     "mean_cubes",
     "nearest",
     "nearest_cubes",
+    "needs_derivatives",
     "operation",
     "packed_cubes",
     "peak_out",
@@ -246,8 +247,12 @@ def all_finite(*tensors: Tensor) -> bool:
     The answer may be no although all are, because a sum can overflow where no entry does. Callers
     then go the careful way, which is right for every entry.
     """
-    total = sum(float(tensor.detach().sum()) for tensor in tensors)
-    return isfinite(total)
+    return all(isfinite(tensor.sum().item()) for tensor in tensors)
+
+
+def needs_derivatives(x: Tensor) -> bool:
+    """Whether torch may be asked for derivatives of what is made of a tensor."""
+    return bool(x.requires_grad or forward_ad._current_level >= 0)
 
 
 # -- operations ------------------------------------------------------------------------------------
@@ -264,12 +269,14 @@ def mean_cubes(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) ->
         offset: :math:`c`, ``(N,)``, or ``None`` for zeros.
     """
     shape = h.shape[1:]
-    mean, scale = mean.view(shape), scale.view(shape)
-    offset = None if offset is None else offset.view(shape)
+    if len(shape) > 1:
+        mean, scale = mean.view(shape), scale.view(shape)
+        offset = None if offset is None else offset.view(shape)
     # Cubes in float32 are twice as fast. So only rows whose cubes overflow are computed again, in
     # float64.
     looks = can_look(h)
-    blocks = torch.split(h, max(1, _CACHED // max(1, prod(shape)))) if looks else (h,)
+    block = max(1, _CACHED // max(1, prod(shape)))
+    blocks = torch.split(h, block) if looks and len(h) > block else (h,)
     found = []
     for rows in blocks:
         z = (rows - mean).div_(scale).abs_()
@@ -340,8 +347,11 @@ def cubes_beyond(deviations: Tensor, peak: Tensor | None, offset: Tensor | None)
         peak: As for :func:`nearest_cubes`, and so is the last argument.
         offset: :math:`c`.
     """
-    distance = torch.linalg.vector_norm(deviations, dim=1, dtype=torch.float64)
-    distance = distance * deviations.shape[1] ** -0.5
+    distance: Tensor = torch.linalg.vector_norm(deviations, dim=1, dtype=torch.float64)
+    shrink = float(deviations.shape[1] ** -0.5)
+    if peak is None and offset is None:
+        return distance.pow(3) * (shrink**3 / 3)
+    distance = distance * shrink
     wide = None if peak is None else peak[:, 0].double()
     distance = distance if wide is None else wide * distance
     distance = distance if offset is None else (distance - offset).clamp_min(0)

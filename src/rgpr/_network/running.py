@@ -111,6 +111,9 @@ class _Hooks(Guard):
                 for key in [key for key, value in registered.items() if value is hook]:
                     getattr(module, f"{kind}_with_kwargs").pop(key, None)
                     registered.pop(key, None)
+        # Hooks refer to this guard. With them it would keep what was read until Python looks for
+        # circles.
+        self._hooks, self._handles = [], []
 
 
 class watching(_Hooks):  # noqa: N801

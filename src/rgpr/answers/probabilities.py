@@ -286,7 +286,7 @@ def known(u: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def measured(
-    reading: Reading[Gaussian], gaussian: Gaussian, measure: Callable[[Tensor], Tensor]
+    reading: Reading[Gaussian], gaussian: Gaussian, measure: Callable[..., Tensor]
 ) -> tuple[Tensor, Tensor | None]:
     """The residual's ``v``, or the strangeness, and the rows to answer with the limit.
 
@@ -296,14 +296,15 @@ def measured(
     Args:
         reading: Its ``u`` as the pass through the network gave it.
         gaussian: The outputs that the answer is made of.
-        measure: Gives the variance or the strangeness for ``u``.
+        measure: Gives the variance or the strangeness for ``u``, and may be told that all of ``u``
+            is ``finite``.
 
     Returns:
         ``(B,)`` in float64, and ``(B,)`` booleans or ``None`` if no row is at the limit.
     """
     u = reading.u
     if can_look(u) and all_finite(u, gaussian.mean, gaussian.variance):
-        found = measure(u)
+        found = measure(u, finite=True)
         if all_finite(found):
             return found, None
     found = measure(known(u, reading.dtype))

@@ -24,7 +24,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from .._backend.arithmetic import peak_out
+from .._backend.arithmetic import can_look, peak_out
 from .._backend.precision import at_least_float32, full_precision
 from .._network.batches import Batch
 from .._network.outputs import Output, outputs
@@ -36,6 +36,9 @@ __all__ = ["LastLayerLaplace", "point_and_features"]
 
 # Numbers of a matrix of outputs by outputs that are worked on at a time.
 _NUMBERS = 1 << 20
+# Variances whose sum is so many times below the largest number are made of numbers that did not
+# overflow: in a basis of the outputs that is orthogonal no variance exceeds their sum.
+_ROOM = 4
 
 
 class LastLayerLaplace(Posterior):
@@ -111,21 +114,29 @@ class LastLayerLaplace(Posterior):
             return self._in_full_precision(mean, features)
 
     def _in_full_precision(self, mean: Tensor, features: Tensor) -> Gaussian:
-        features, peak = peak_out(features.to(at_least_float32(features.dtype)))
-        features = features.to(next(self.buffers(recurse=False)).dtype)
-        if self.structure == "kron":
-            squares = (features @ self.in_basis).square()
-            return _KroneckerGaussian(mean, squares, peak.double().square(), self)
-        if self.structure == "diag":
-            variance = (features.square() @ self.weight).double() * peak.double().square()
-            if self._has_bias:
-                variance = variance + self.bias
-            return DiagonalGaussian(mean, variance)
+        features = features.to(at_least_float32(features.dtype))
+        dtype = next(self.buffers(recurse=False)).dtype
+        if self.structure != "full" and can_look(features):
+            # Most batches have no feature whose square overflows, and one look tells.
+            found = self._diagonal(mean, features.to(dtype), None)
+            if found.variance.sum().item() < torch.finfo(dtype).max / _ROOM:
+                return found
+        features, peak = peak_out(features)
+        features = features.to(dtype)
+        if self.structure != "full":
+            return self._diagonal(mean, features, peak.double().square())
         if self._has_bias:
-            features = torch.cat([features, (1 / peak).to(features.dtype)], dim=1)
+            features = torch.cat([features, (1 / peak).to(dtype)], dim=1)
         half = torch.einsum("bi,icjd->bcjd", features, self.covariance)
         covariance = torch.einsum("bcjd,bj->bcd", half, features).double()
         return DenseGaussian(mean, covariance * peak.double().square()[..., None])
+
+    def _diagonal(self, mean: Tensor, features: Tensor, scale: Tensor | None) -> Gaussian:
+        """The outputs for features whose squares were divided by ``scale``, ``(B, 1)``."""
+        if self.structure == "kron":
+            return _KroneckerGaussian(mean, (features @ self.in_basis).square(), scale, self)
+        variance = _scaled(features.square() @ self.weight, scale)
+        return DiagonalGaussian(mean, variance + self.bias if self._has_bias else variance)
 
     def mean_parts(self) -> list[tuple[nn.Module, float]]:
         return [(self.network, 1.0)]
@@ -192,6 +203,11 @@ def _onto(vectors: Tensor, matrix: Tensor) -> Tensor:
     return _in_parts(lambda rows: vectors @ rows.double().T, matrix)
 
 
+def _scaled(variance: Tensor, scale: Tensor | None) -> Tensor:
+    """A variance in float64, times what was divided out before."""
+    return variance.double() if scale is None else scale * variance.double()
+
+
 def _sums(matrix: Tensor) -> Tensor:
     """The sum of the rows of a matrix in float64."""
     return _in_parts(lambda rows: rows.double().sum(0)[:, None], matrix).sum(-1)
@@ -203,11 +219,12 @@ class _KroneckerGaussian(Gaussian):
     Args:
         mean: The mean of the outputs.
         squares: Gives ``(Q_A^T features)^2 @ weights`` for weights ``(D, C)``.
+        scale: What the squares were divided by, ``(B, 1)``, or ``None`` for ones.
         head: Whose they are.
     """
 
     def __init__(
-        self, mean: Tensor, squares: Tensor, scale: Tensor, head: LastLayerLaplace
+        self, mean: Tensor, squares: Tensor, scale: Tensor | None, head: LastLayerLaplace
     ) -> None:
         self.mean, self._squares, self._scale, self._head = mean, squares, scale, head
         variance, bias = self._weighted(head.marginal), head.marginal_bias
@@ -215,7 +232,7 @@ class _KroneckerGaussian(Gaussian):
 
     def _weighted(self, weights: Tensor) -> Tensor:
         with full_precision(weights):
-            return self._scale * (self._squares @ weights).double()
+            return _scaled(self._squares @ weights, self._scale)
 
     @property
     def _eigenvalues(self) -> Tensor:

@@ -158,8 +158,8 @@ class Prototypes(Coordinates):
         """
         means, dense = self.means, self.axes.dim() == 2
         if len(means) > 1:
-            closeness = rows @ (self.onto[:, len(self.origin) :] if dense else self.onto)
-            means = means.index_select(0, nearest(closeness, self.halves, peak))
+            onto = self.onto[:, len(self.origin) :] if dense else self.onto
+            means = means.index_select(0, nearest(rows @ onto, self.halves, peak))
         deviations = rows - (means if peak is None else means / peak)
         return deviations @ self.axes if dense else deviations * self.axes
 

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from .._backend.arithmetic import can_look, needs_derivatives
 from .._backend.small_layers import Packing, Parts
 from .coordinates import Coordinates
 
@@ -44,6 +45,7 @@ SHARE = 2.0**-10
 AT_TWICE_THE_ONSET = 6.0
 # The unit of the variance of logits: the probit divides them by sqrt(2) where v is this.
 CLASS_UNIT = 8 / math.pi
+_LARGEST = torch.finfo(torch.float64).max
 
 
 class Residual(Packing):
@@ -105,22 +107,30 @@ class Residual(Packing):
         """
         return _equal_weights((self.typical > 0) & (self.sigma2 > 0))
 
-    def contributions(self, u: Tensor) -> Tensor:
-        """``sigma2 * u``, ``(B, L)``, from ``u`` of that shape."""
+    def contributions(self, u: Tensor, *, finite: bool = False) -> Tensor:
+        """``sigma2 * u``, ``(B, L)``, from ``u`` of that shape.
+
+        Args:
+            u: ``(B, L)``.
+            finite: Whether all of ``u`` is known to be finite, which saves what the other values
+                need. The same holds for the methods below.
+        """
+        if finite:
+            return u * self.sigma2
         # A kernel that is switched off stays off, also where its u is infinite.
         parts = torch.where(self.sigma2 > 0, u, 0.0) * self.sigma2
         # An input that holds a NaN has no variance at all, not even where all kernels are off.
         return torch.where(u[..., :1].isnan(), torch.nan, parts)
 
-    def joint(self, u: Tensor) -> Tensor:
+    def joint(self, u: Tensor, *, finite: bool = False) -> Tensor:
         """``G + eta A``, ``(B,)``: what is compared with the onset."""
-        return _joined(self.contributions(u), self.exponents)
+        return _joined(self.contributions(u, finite=finite), self.exponents)
 
-    def beyond(self, u: Tensor) -> Tensor:
+    def beyond(self, u: Tensor, *, finite: bool = False) -> Tensor:
         """The variance in its unit, ``(B,)``: what is beyond the onset, or the whole sum."""
         if self.onset is None:
-            return self.contributions(u).sum(-1) / self.unit
-        return self.slope * (self.joint(u) - self.onset).clamp_min(0)
+            return self.contributions(u, finite=finite).sum(-1) / self.unit
+        return self.slope * (self.joint(u, finite=finite) - self.onset).clamp_min(0)
 
     def with_onset(self, onset: Tensor | None, slope: Tensor) -> Residual:
         """The same residual that sets in elsewhere; the coordinates are shared, not copied."""
@@ -132,20 +142,20 @@ class Residual(Packing):
             other.register_buffer(name, buffer)
         return other
 
-    def strangeness(self, u: Tensor) -> Tensor:
+    def strangeness(self, u: Tensor, *, finite: bool = False) -> Tensor:
         """``r(x)``, ``(B,)``: the layers together, in units of their typical value at the data.
 
         It does not depend on ``sigma2`` nor the onset, so that what ranks inputs is fixed by the
-        fit, whatever is tuned or calibrated later.
+        fit, whatever is tuned or calibrated later. That ``u`` is finite saves nothing here.
         """
         varied = self.typical > 0
         return _joined(u / torch.where(varied, self.typical, 1.0), _equal_weights(varied))
 
-    def forward(self, u: Tensor) -> Tensor:
+    def forward(self, u: Tensor, *, finite: bool = False) -> Tensor:
         """``v(x)``: ``(B,)`` in float64 from ``u`` of shape ``(B, L)``."""
         if self.onset is None:
-            return self.contributions(u).sum(-1)
-        return self.unit * self.beyond(u)
+            return self.contributions(u, finite=finite).sum(-1)
+        return self.unit * self.beyond(u, finite=finite)
 
     def guaranteed(self) -> tuple[Tensor, float]:
         """Weights ``g`` and a start ``c`` with ``v / unit >= (g @ u - c)_+`` for every ``u``."""
@@ -157,6 +167,11 @@ class Residual(Packing):
 
 def _equal_weights(counted: Tensor) -> Tensor:
     """Equal weights of the hidden layers that count; the input's if none does."""
+    if can_look(counted):  # outside of tensors a few numbers take less time
+        flags = [False, *counted.tolist()[1:]]
+        flags[0] = not any(flags)
+        total = sum(flags)
+        return torch.tensor([flag / total for flag in flags], dtype=torch.float64)
     index = torch.arange(len(counted), device=counted.device)
     hidden = counted & (index > 0)
     chosen = torch.where(hidden.any(), hidden, index == 0).double()
@@ -165,10 +180,13 @@ def _equal_weights(counted: Tensor) -> Tensor:
 
 def _joined(parts: Tensor, exponents: Tensor) -> Tensor:
     """The weighted geometric mean of ``parts`` ``(B, L)`` plus a share of the arithmetic mean."""
-    # One silent layer silences the product. The logarithm of its zero is never differentiated. An
-    # infinite layer makes the sum below infinite by itself; in the product, beside a silent one, it
-    # would be NaN.
-    left_out = (parts == 0) | (parts == torch.inf)
-    logs = torch.where(left_out, -torch.inf, torch.where(left_out, 1.0, parts).log())
-    geometric = torch.where(exponents > 0, logs * exponents, 0.0).sum(-1).exp()
-    return geometric + SHARE * parts.mean(-1)
+    # An infinite layer makes the arithmetic mean infinite by itself. Beside a silent layer, whose
+    # zero silences the product, it would make the product NaN.
+    bounded = parts.clamp_max(_LARGEST)
+    if needs_derivatives(parts):  # which the logarithm of a zero has not
+        silent = parts == 0
+        logs = torch.xlogy(exponents, torch.where(silent, 1.0, bounded))
+        logs = torch.where(silent & (exponents > 0), -torch.inf, logs)
+    else:
+        logs = torch.xlogy(exponents, bounded)  # zero where the exponent is
+    return torch.add(logs.sum(-1).exp(), parts.mean(-1), alpha=SHARE)
