@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rgpr._backend.cuda import distances, moments, pooling, probit, small_layers
+from rgpr._backend.cuda import distances, moments, pooling, probit, small_layers, weighted_squares
 from rgpr._backend.small_layers import COLUMNS, STEP
 
 
@@ -36,7 +36,7 @@ def compile_one(kernel: Any, signature: dict[str, str], constants: dict[str, Any
     source = ASTSource(fn=kernel, signature=signature, constexprs=fixed)
     options = (
         {"num_stages": small_layers.stages(constants["CLASSES"])}
-        if "PRECISION" in constants
+        if "CLASSES" in constants and "PRECISION" in constants
         else {}
     )
     binary = triton.compile(source, target=GPUTarget("cuda", int(sys.argv[1]), 32), options=options)
@@ -75,6 +75,12 @@ def main() -> None:
             small_layers._packed_squares, "*fp32", "*fp32", "*i64", wide, "*fp32", "i32", "i32",
             CLASSES=classes, ALIGNED=aligned, PRECISION=small_layers.PRECISION,
             ROWS=small_layers.ROWS, COLUMNS=COLUMNS, STEP=STEP,
+        )  # fmt: skip
+    for outputs in (16, 64):
+        build(
+            weighted_squares._weighted_squares, *["*fp32"] * 4, *["i32"] * 4,
+            OUTPUTS=outputs, PRECISION=small_layers.PRECISION, ROWS=weighted_squares.ROWS,
+            COLUMNS=weighted_squares.COLUMNS, STEP=weighted_squares.STEP,
         )  # fmt: skip
     build(small_layers._cubed_up, wide, "*fp32", "*i64", wide, wide, "i32", "i32", ROWS=128)
 

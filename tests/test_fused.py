@@ -183,6 +183,44 @@ def test_packed_cubes(
         torch.testing.assert_close(column, expected[index], rtol=1e-5, atol=1e-9)
 
 
+@settings(max_examples=25)
+@given(seeds, st.integers(60, 150), st.integers(1, 150), st.integers(1, 150), st.integers(1, 64))
+def test_weighted_squares(
+    operations: Any, seed: int, rows: int, n: int, m: int, outputs: int
+) -> None:
+    h, matrix, weights = (
+        drawn(seed, rows, n).clamp(-1, 1),
+        drawn(seed + 1, n, m),
+        drawn(seed + 2, m, outputs).abs(),
+    )
+    found = operations.weighted_squares(h, matrix, weights)
+    if operations is fused or rows < 64:
+        assert found is None  # Callers make both products.
+        return
+    assert found.dtype == torch.float64
+    expected = (h.double() @ matrix.double()).square() @ weights.double()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6 * (1 + n**2))
+    torch.testing.assert_close(found.sum(), expected.sum(), rtol=1e-5, atol=1e-5)
+
+
+def test_weighted_squares_that_are_not_finite_stay_in_their_rows(operations: Any) -> None:
+    h = torch.ones(70, 40)
+    h[0, 1], h[1, 0] = torch.nan, torch.inf
+    found = operations.weighted_squares(h, torch.eye(40), torch.ones(40, 2))
+    if found is not None:
+        assert found[0].isnan().all()
+        assert not found[1].isfinite().any()
+        torch.testing.assert_close(found[2:], torch.full((68, 2), 40.0, dtype=torch.float64))
+
+
+def test_wide_rows_and_many_outputs_have_products_of_their_own(operations: Any) -> None:
+    h, matrix = drawn(0, 70, 8), drawn(1, 8, 8)
+    assert operations.weighted_squares(h, matrix, drawn(2, 8, 65).abs()) is None
+    assert operations.weighted_squares(h.double(), matrix.double(), torch.ones(8, 2)) is None
+    many = drawn(3, 1025, 8)
+    assert operations.weighted_squares(many, matrix, drawn(2, 8, 2).abs()) is None
+
+
 def test_packed_values_that_are_not_finite_or_huge_stay_in_their_rows(by_kernels: None) -> None:
     h = torch.ones(5, 3)
     h[1, 0], h[2, 1], h[3, 0], h[3, 2], h[4] = torch.inf, torch.nan, torch.inf, torch.nan, 1e38
@@ -604,6 +642,46 @@ def test_compiled_predictions_of_a_model_that_changes(by_kernels: None) -> None:
     assert len(seen) == 2
 
 
+@torch.no_grad()
+def test_a_network_uses_a_tensor_before_a_kernel_reads_it(by_kernels: None) -> None:
+    """A compiler lays a tensor out in memory for its first use."""
+    device = torch.get_default_device()
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    model = images().to(device)
+    x = torch.randn(7, *model._input_shape)
+    expected = model(x)
+    torch._dynamo.reset()
+    model.compile(backend=backend)
+    torch.testing.assert_close(model(x), expected)
+    order = list(graphs[0].graph.nodes)
+    reads = [node for node in order if "rgpr.pooled" in str(node.target)]
+    assert reads
+    for node in reads:
+        uses = [user for user in node.args[0].users if user is not node]
+        assert not uses or min(map(order.index, uses)) < order.index(node)
+
+
+@torch.no_grad()
+def test_a_kernel_reads_a_tensor_before_a_network_overwrites_it(by_kernels: None) -> None:
+    device = torch.get_default_device()
+    layers = [nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(4 * 9, 3)]
+    torch.manual_seed(0)
+    with torch.device("cpu"):
+        network, x = nn.Sequential(*layers), torch.randn(60, 1, 5, 5)
+    model = rgpr.RGPR(network, layers=["0"]).fit([(x, torch.arange(60, device="cpu") % 3)])
+    model.to(device)
+    far = 3 * x[:9].to(device)
+    expected = model(far)
+    torch._dynamo.reset()
+    model.compile(backend="eager")
+    torch.testing.assert_close(model(far), expected)
+
+
 def linear_probe() -> LastLayerLaplace:
     """Return a last-layer Laplace whose features are the input itself."""
     basis = torch.linalg.qr(drawn(0, 4, 4)).Q
@@ -626,7 +704,9 @@ def test_last_layer_laplace(by_kernels: None) -> None:
             assert theirs.isfinite().all()
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)
 
-    posterior, x = linear_probe(), drawn(2, 7, 4)
+    posterior, x = linear_probe(), drawn(2, 70, 4)
+    same(posterior, x[:7])
+    same(posterior, 1e30 * x[:7])
     same(posterior, x)
     same(posterior, 1e30 * x)
     posterior.in_basis.copy_(posterior.in_basis.flip(1))
@@ -702,7 +782,7 @@ def test_kernels_compile_for_gpus(operations: Any, capability: int) -> None:
         [sys.executable, script, str(capability)], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("compiled") == 62
+    assert done.stdout.count("compiled") == 66
 
 
 @pytest.mark.parametrize("layers", ["input", "auto"])

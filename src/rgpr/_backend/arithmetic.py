@@ -56,6 +56,7 @@ __all__ = [
     "pooled",
     "register",
     "tracing_few_rows",
+    "weighted_squares",
 ]
 
 P = ParamSpec("P")
@@ -409,6 +410,22 @@ def packed_cubes(rows: Sequence[Tensor], packed: PackedLayers) -> Tensor:
         products = divided @ parts.onto
         columns.append(nearest_cubes(products, parts.centers, parts.halves, peak, parts.offset))
     return torch.stack(columns, 1)
+
+
+@operation
+def weighted_squares(rows: Tensor, matrix: Tensor, weights: Tensor) -> Tensor | None:
+    r""":math:`\sum_m (h^\top q_m)^2 w_{mc}`, ``(B, C)`` in float64, or ``None``.
+
+    In plain torch these are two products and what lies between them, and the first is needed for
+    other answers, too. So the reference gives ``None``, and so does a kernel that would take no
+    less time: then :mod:`rgpr.posteriors.last_layer_laplace` makes both products.
+
+    Args:
+        rows: :math:`h`, ``(B, N)``, with no entry above one in size.
+        matrix: :math:`q_m` in its columns, ``(N, M)``.
+        weights: :math:`w`, ``(M, C)``.
+    """
+    return None
 
 
 @dataclass(slots=True)

@@ -19,12 +19,13 @@ float32 allows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from .._backend.arithmetic import can_look, peak_out
+from .._backend.arithmetic import can_look, peak_out, weighted_squares
 from .._backend.precision import at_least_float32, full_precision
 from .._network.batches import Batch
 from .._network.outputs import Output, outputs
@@ -134,7 +135,7 @@ class LastLayerLaplace(Posterior):
     def _diagonal(self, mean: Tensor, features: Tensor, scale: Tensor | None) -> Gaussian:
         """The outputs for features whose squares were divided by ``scale``, ``(B, 1)``."""
         if self.structure == "kron":
-            return _KroneckerGaussian(mean, (features @ self.in_basis).square(), scale, self)
+            return _KroneckerGaussian(mean, features, scale, self)
         variance = _scaled(features.square() @ self.weight, scale)
         return DiagonalGaussian(mean, variance + self.bias if self._has_bias else variance)
 
@@ -218,17 +219,26 @@ class _KroneckerGaussian(Gaussian):
 
     Args:
         mean: The mean of the outputs.
-        squares: Gives ``(Q_A^T features)^2 @ weights`` for weights ``(D, C)``.
-        scale: What the squares were divided by, ``(B, 1)``, or ``None`` for ones.
+        features: What went into the last layer, ``(B, D)``.
+        scale: What their squares were divided by, ``(B, 1)``, or ``None`` for ones.
         head: Whose they are.
     """
 
     def __init__(
-        self, mean: Tensor, squares: Tensor, scale: Tensor | None, head: LastLayerLaplace
+        self, mean: Tensor, features: Tensor, scale: Tensor | None, head: LastLayerLaplace
     ) -> None:
-        self.mean, self._squares, self._scale, self._head = mean, squares, scale, head
-        variance, bias = self._weighted(head.marginal), head.marginal_bias
+        self.mean, self._features, self._scale, self._head = mean, features, scale, head
+        bias, found = head.marginal_bias, None
+        if scale is not None:  # so that no feature is above one, as kernels need it
+            found = weighted_squares(features, head.in_basis, head.marginal)
+        variance = self._weighted(head.marginal) if found is None else _scaled(found, scale)
         self.variance = variance if bias is None else variance + bias
+
+    @cached_property
+    def _squares(self) -> Tensor:
+        """``(Q_A^T features)^2``, ``(B, D)``."""
+        with full_precision(self._features):
+            return (self._features @ self._head.in_basis).square()
 
     def _weighted(self, weights: Tensor) -> Tensor:
         with full_precision(weights):

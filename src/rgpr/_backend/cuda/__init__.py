@@ -21,7 +21,15 @@ def works(device: torch.device) -> bool:
         torch.OutOfMemoryError: The device has no memory left, which says nothing about Triton.
     """
     try:
-        from . import distances, moments, pooling, probit, small_layers, torch_operators  # noqa: F401
+        from . import (  # noqa: F401
+            distances,
+            moments,
+            pooling,
+            probit,
+            small_layers,
+            torch_operators,
+            weighted_squares,
+        )
 
         one = torch.ones(1, 1, device=device)
         distances.mean_cubes(one, one[0], one[0], None)

@@ -19,7 +19,7 @@ from ..small_layers import COLUMNS, STEP, Packed
 from .distances import above
 from .layout import parts_of
 
-__all__ = ["PRECISION", "ROWS", "of_blocks", "packed_cubes", "stages"]
+__all__ = ["PRECISION", "ROWS", "added", "of_blocks", "packed_cubes", "split", "stages"]
 
 # One program multiplies this many rows.
 ROWS = 64
@@ -147,11 +147,11 @@ def _products(
     for start in range(0, padded, STEP):
         value = _entries(h, start, known, n, origin, STEP)
         large = large | tl.where(tl.abs(value) <= _LARGE, 0, 1)
-        high, low = _split(value * smaller)
+        high, low = split(value * smaller)
         first, second = _some(axes, start, padded, COLUMNS, STEP)
-        z = _added(high, low, first, second, z, PRECISION)
+        z = added(high, low, first, second, z, PRECISION)
         first, second = _some(onto, start, padded, CLASSES, STEP)
-        closeness = _added(high, low, first, second, closeness, PRECISION)
+        closeness = added(high, low, first, second, closeness, PRECISION)
     return z, closeness, large
 
 
@@ -168,7 +168,7 @@ def _entries(h, start, known, n, origin, STEP: tl.constexpr):
 
 
 @triton.jit
-def _split(value):
+def split(value):
     """A number rounded to TF32, and what rounding took away."""
     high = ((value.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
     return high, value - high
@@ -183,7 +183,7 @@ def _some(matrix, start, padded, COLUMNS: tl.constexpr, STEP: tl.constexpr):
 
 
 @triton.jit
-def _added(high, low, first, second, total, PRECISION: tl.constexpr):
+def added(high, low, first, second, total, PRECISION: tl.constexpr):
     """The total plus a product of two matrices that come in two parts each.
 
     These are three of the four products of parts. The fourth, of what rounding took away on both

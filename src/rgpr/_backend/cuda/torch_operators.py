@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arithmetic import register
+from ..arithmetic import register, tracing_few_rows
 from ..precision import at_least_float32
 from ..small_layers import Packed
 from . import pooling, small_layers
+from . import weighted_squares as squares
 
-__all__ = ["packed_cubes", "pooled"]
+__all__ = ["packed_cubes", "pooled", "weighted_squares"]
 
 
 @register("cuda", in_graphs=True)
@@ -31,6 +32,15 @@ def pooled(h: Tensor) -> Tensor:
 def packed_cubes(rows: list[Tensor], packed: Packed) -> Tensor:
     """See :func:`rgpr._backend.arithmetic.packed_cubes`."""
     found: Tensor = _packed_cubes(rows, *packed.blocks)
+    return found
+
+
+@register("cuda", in_graphs=True)
+def weighted_squares(rows: Tensor, matrix: Tensor, weights: Tensor) -> Tensor | None:
+    """See :func:`rgpr._backend.arithmetic.weighted_squares`."""
+    if not (tracing_few_rows() and squares.fits(rows, weights)):
+        return None
+    found: Tensor = _weighted_squares(rows, matrix, weights)
     return found
 
 
@@ -69,4 +79,12 @@ _packed_cubes = _operator(
     " bool aligned) -> Tensor",
     small_layers.of_blocks,
     _like_packed,
+)
+_weighted_squares = _operator(
+    "weighted_squares",
+    "(Tensor rows, Tensor matrix, Tensor weights) -> Tensor",
+    squares.of_any_rows,
+    lambda rows, matrix, weights: rows.new_empty(
+        rows.shape[0], weights.shape[1], dtype=torch.float64
+    ),
 )
