@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor import list_mode_options
 from torch.utils.flop_counter import FlopCounterMode
 
 import rgpr
@@ -165,18 +166,27 @@ def test_not_everything_is_recorded(recorder: Repeating, inside: Callable[[], An
 
 
 def test_options_without_cuda_graphs() -> None:
-    without = compiled.without_cuda_graphs
+    def without(options: dict[str, Any], in_order: bool = False) -> dict[str, Any] | None:
+        return compiled.without_cuda_graphs(compiled.spelled_out(options, in_order=in_order))
+
     assert without({}) is None
     assert without({"mode": "default"}) is None
     assert without({"mode": "reduce-overhead", "backend": "aot_eager"}) is None
-    assert without({"mode": "reduce-overhead", "fullgraph": True}) == {
-        "mode": "default",
-        "fullgraph": True,
-    }
-    assert without({"mode": "max-autotune"}) == {"mode": "max-autotune-no-cudagraphs"}
+    found = without({"mode": "reduce-overhead", "fullgraph": True})
+    assert found == {"options": {"triton.cudagraphs": False}, "fullgraph": True}
+    apart = list_mode_options("max-autotune-no-cudagraphs")
+    assert without({"mode": "max-autotune"}) == {"options": {**apart, "triton.cudagraphs": False}}
     given: dict[str, Any] = {"options": {"triton.cudagraphs": True, "max_autotune": False}}
     assert without(given) == {"options": {"triton.cudagraphs": False, "max_autotune": False}}
     assert given["options"]["triton.cudagraphs"]
+    found = without(given, in_order=True)
+    assert found is not None
+    assert found["options"]["reorder_for_locality"] is False
+    theirs = {"options": {"reorder_for_locality": True}}
+    assert compiled.spelled_out(theirs, in_order=True) == theirs
+    both = compiled.spelled_out({"mode": "default", "options": {}}, in_order=True)
+    with pytest.raises(RuntimeError, match="Either mode or options"):
+        torch.compile(nn.Linear(2, 2), **both)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -33,9 +33,6 @@ _MOST_ROWS = 65535
 _making = threading.RLock()
 
 
-# The modes of ``torch.compile`` that have CUDA graphs, and the same without.
-_MODES = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
-
 Export = Callable[[Any, Tensor, bool], torch.export.ExportedProgram]
 
 
@@ -86,7 +83,7 @@ class CompiledCall:
                     if kernels:
                         made.pack()
                     exported = _unchecked(self._export(model, x, key[-1] is None))
-                graph = self._compiled(exported, x)
+                graph = _compiled(exported, x, spelled_out(self._options, in_order=kernels))
             if key[-1] is None:
                 # Else the next size would compile again, while other threads call this graph.
                 x = x.detach()
@@ -94,16 +91,6 @@ class CompiledCall:
             answer = graph(x)  # which compiles
             made.by_key[key] = graph
             return answer
-
-    def _compiled(self, exported: torch.fx.GraphModule, x: Tensor) -> Callable[[Tensor], Any]:
-        """The compiled graph, which is recorded if CUDA graphs were asked for and can be had."""
-        options = without_cuda_graphs(self._options)
-        if options is None or torch.is_grad_enabled() or recorder_of(x.device) is None:
-            return torch.compile(exported, **self._options)
-        graph = torch.compile(exported, **options)
-        held = [value for value in vars(exported).values() if isinstance(value, Tensor)]
-        recordings = Recordings([*exported.parameters(), *exported.buffers(), *held])
-        return lambda x: recordings(graph, x)
 
     def _plain(self, x: Any) -> bool:
         """Whether the graph can do this call: one real tensor, no gradients, autocast or hooks."""
@@ -119,6 +106,19 @@ class CompiledCall:
             and not model._forward_hooks
             and not model._forward_pre_hooks
         )
+
+
+def _compiled(
+    exported: torch.fx.GraphModule, x: Tensor, options: dict[str, Any]
+) -> Callable[[Tensor], Any]:
+    """The compiled graph, which is recorded if CUDA graphs were asked for and can be had."""
+    without = without_cuda_graphs(options)
+    if without is None or torch.is_grad_enabled() or recorder_of(x.device) is None:
+        return torch.compile(exported, **options)
+    graph = torch.compile(exported, **without)
+    held = [value for value in vars(exported).values() if isinstance(value, Tensor)]
+    recordings = Recordings([*exported.parameters(), *exported.buffers(), *held])
+    return lambda x: recordings(graph, x)
 
 
 def _unchecked(exported: torch.export.ExportedProgram) -> torch.fx.GraphModule:
@@ -160,16 +160,33 @@ def _writes(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and (schema is None or schema.is_mutable)
 
 
+def spelled_out(options: dict[str, Any], *, in_order: bool) -> dict[str, Any]:
+    """The options of ``torch.compile`` with what their mode stands for, if its own compiler runs.
+
+    Args:
+        options: The options.
+        in_order: Have the compiler leave operations in the order of the graph. It would move each
+            to the place before its result is used first, and so undo :func:`_network_first`.
+    """
+    from torch._inductor import list_mode_options
+
+    mode, inner = options.get("mode"), options.get("options")
+    foreign = options.get("backend", "inductor") != "inductor"
+    if foreign or (mode is not None and inner is not None):  # which torch refuses itself
+        return options
+    inner = {**({} if mode is None else list_mode_options(mode)), **(inner or {})}
+    if in_order:
+        inner = {"reorder_for_locality": False, **inner}
+    others = {name: value for name, value in options.items() if name not in ("mode", "options")}
+    return {**others, "options": inner}
+
+
 def without_cuda_graphs(options: dict[str, Any]) -> dict[str, Any] | None:
-    """The same options for ``torch.compile`` without CUDA graphs; ``None`` if they ask for none."""
-    if options.get("backend", "inductor") != "inductor":
+    """The same spelled-out options without CUDA graphs; ``None`` if they ask for none."""
+    inner = options.get("options") or {}
+    if not inner.get("triton.cudagraphs"):
         return None
-    mode, inner = options.get("mode"), dict(options.get("options") or {})
-    if mode in _MODES:
-        return {**options, "mode": _MODES[mode]}
-    if inner.get("triton.cudagraphs"):
-        return {**options, "options": {**inner, "triton.cudagraphs": False}}
-    return None
+    return {**options, "options": {**inner, "triton.cudagraphs": False}}
 
 
 class _Graphs:
