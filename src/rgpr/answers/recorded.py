@@ -1,12 +1,14 @@
 """Plain calls whose small operations are recorded, where a device can record.
 
-The network runs as it always does, with all its hooks. What comes before its pass (which rows are
-finite) and what comes after it (distances of the layers, the variance, the probabilities) are some
-dozens of small operations, which take longer to launch than to run. So the first calls of a size
-are made as they are, and then both parts are recorded (:mod:`rgpr._backend.recording`). Hooks put
-what is read of the network where the second recording reads it.
+The network runs as it always does, with all its hooks. What comes after its pass (distances of the
+input and the layers, the variance, the probabilities) are some dozens of small operations, which
+take longer to launch than to run. So the first calls of a size are made as they are, and then these
+operations are recorded (:mod:`rgpr._backend.recording`). Hooks put what is read of the network
+where the recording reads it.
 
-Nothing here computes anything: the recorded functions are those of the plain path.
+The recorded functions are those of the plain path. One thing differs: which rows are finite is
+found out after the pass, so the network gets zeros for values that are not, and not for whole rows.
+The answer of such a row is the same, because it does not depend on what the network gives.
 """
 
 from __future__ import annotations
@@ -33,7 +35,6 @@ from .._backend.recording import (
     recorder_of,
     warn_once,
 )
-from .._network.batches import zeroed
 from .._network.checks import check_input
 from .._network.guards import evaluating, in_evaluation
 from .._network.running import capture, standing
@@ -201,7 +202,7 @@ class _Parts:
 
 
 class _Passage:
-    """A plain call for batches of one size: a recording, the network's pass, another recording.
+    """A plain call for batches of one size: the network's pass, and a recording.
 
     To make one runs the network once, on ``x``, and :meth:`answer` is the answer of that pass.
 
@@ -216,10 +217,7 @@ class _Passage:
         assert closed is not None
         self._parts, self._posterior = parts, extension.posterior
         network, layers = extension.posterior.network, extension.representations
-        self._before = Recording(recorder, self._enter, buffers_like([x]), parts.pool)
-        self._first, self._finite, self._clean = self._before.answers
-        self._before.inputs[0].copy_(x)
-        self._before.replay()
+        [self._own] = buffers_like([x])
         packed = {} if parts.packed is None else parts.packed.layers
         self._measures = [
             _measure_of(extension.residual.at(index), index in packed)
@@ -229,12 +227,11 @@ class _Passage:
         head = None if closed.head is None else network.get_submodule(closed.head)
         takes: list[Any] = [measure[0] for measure in self._measures]
         reading = capture(network, layers, takes, x)
-        own = self._before.inputs[0]
-        self._reading = standing(network, layers, [_nothing] * len(layers), own, head)
+        self._reading = standing(network, layers, [_nothing] * len(layers), x, head)
         with evaluating(self._posterior) as modes, modes, reading, reading:
             again = self._reading.again()
             with again, again:
-                given = self._given(self._posterior.point(self._clean.clone()))
+                given = self._given(self._posterior.point(_without_strange(x)))
         self._read = buffers_like(reading.found[1:])
         self._outputs = buffers_like(given)
         puts: list[Any] = [_nothing]
@@ -244,8 +241,8 @@ class _Passage:
             coordinates, measure = extension.residual.at(index), self._measures[index][0]
             pools = isinstance(coordinates, Prototypes) and coordinates.of == "pooled"
             puts.append(partial(_put, pools, measure, buffer, partial(self._differs.append, index)))
-        self._reading = standing(network, layers, puts, own, head)
-        inputs = (*self._read, *self._outputs)
+        self._reading = standing(network, layers, puts, self._own, head)
+        inputs = (self._own, *self._read, *self._outputs)
         self._after = Recording(recorder, self._leave, inputs, parts.pool)
 
     @property
@@ -255,10 +252,8 @@ class _Passage:
 
     def __call__(self, x: Tensor) -> Any:
         """The answer, or ``None`` if the network gives other forms than before."""
-        self._before.inputs[0].copy_(x)
-        self._before.replay()
-        # A copy, which the network may change in place, or keep.
-        clean = self._clean.clone()
+        self._own.copy_(x)
+        clean = _without_strange(x)
         reading = self._reading.again()
         self._differs.clear()
         if in_evaluation(self._parts.network):
@@ -292,27 +287,19 @@ class _Passage:
             )
         return (mean, seen[0].detach())
 
-    def _enter(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What comes before the pass: ``u`` of the input, and the rows that the network gets."""
-        extension = self._parts.extension
-        first = extension.residual.at(0).unit_variance(x)
-        finite = first.abs() < torch.inf
-        clean = zeroed(extension.posterior.network, x, finite)
-        assert isinstance(clean, Tensor)
-        return first, finite, clean
-
-    def _leave(self, *tensors: Tensor) -> Any:
+    def _leave(self, x: Tensor, *tensors: Tensor) -> Any:
         """What comes after the pass: the answer."""
         extension, packed, closed = self._parts.extension, self._parts.packed, self._parts.closed
         assert closed is not None
         count = len(self._read)
-        columns = [self._first]
+        first = extension.residual.at(0).unit_variance(x)
+        columns = [first]
         for index, read in enumerate(tensors[:count], start=1):
             columns.append(self._measures[index][1](read))
-        u = torch.where(self._finite[:, None], together(columns, packed), self._first[:, None])
+        finite = first.abs() < torch.inf
+        u = torch.where(finite[:, None], together(columns, packed), first[:, None])
         gaussian = closed.gaussian(*tensors[count:])
-        dtype = self._before.inputs[0].dtype
-        return answer(extension, Reading(gaussian, u, dtype))
+        return answer(extension, Reading(gaussian, u, x.dtype))
 
 
 _Measure = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
@@ -344,6 +331,11 @@ def _put(
         buffer.copy_(read)
     else:
         differs()
+
+
+def _without_strange(x: Tensor) -> Tensor:
+    """A copy with zeros for values that are not finite, which the network may change or keep."""
+    return torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _itself(column: Tensor) -> Tensor:
