@@ -49,9 +49,10 @@ test-lowest: ## test-core with the lowest version of every dependency, in a venv
 	  --resolution lowest-direct '.$(EXTRAS)'
 	$(LOWEST)/bin/python $(CORE_TESTS)
 
-test-gpu: setup ## the tests that use a GPU, on a machine that has one
+test-gpu: setup ## the tests that use a GPU, on a machine that has one, and the table of them in docs/trust.md
 	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "torch finds no GPU here")'
-	$(BIN)/python -m pytest -m gpu --numprocesses=0 --no-cov -rs
+	$(BIN)/python -m pytest -m gpu --no-cov -rs --dist=worksteal --junitxml=build/gpu.xml
+	PYTHONPATH=.:tests $(BIN)/python -m trust.on_gpu build/gpu.xml
 
 LONG := RGPR_TALLY=$(CURDIR)/build/trust HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -m ""
 
