@@ -6,15 +6,13 @@ reader replaces by their own.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from typing import Any
 
 from rgpr_paper.report import block_markdown
 from rgpr_paper.section import Table
 
 from .cluster import Cluster, least_nodes, plan, simulate
-from .pages import RESULTS, fill
+from .pages import fill, made, measured
 
 # Assumptions: 32 x 32 x 3 bytes in 20 000 files, nodes with 25 Gbit/s, storage with 5 GB/s, and a
 # worker that is lost in a hundred hours and takes a minute to start.
@@ -38,14 +36,14 @@ CORES, CORES_PRICE = 32, 1.5
 
 def clusters() -> dict[str, Cluster]:
     """The examples, by their names."""
-    gpu = json.loads((RESULTS / "cuda.json").read_text())["prediction"]
+    gpu = measured("cuda", "prediction")["prediction"]
     times = {
         mode: gpu[f"ResNet-18, bfloat16, batch 512, {mode}"]["LLL + RGPR"]["seconds"]
         for mode in ("eager", "compiled")
     }
     eager = replace(ASSUMED, rate=512 / times["eager"])
     compiled = replace(ASSUMED, rate=512 / times["compiled"])
-    one = _scaling()["cases"]
+    one = measured("cpu", "scaling")["scaling"]
     (parquet,) = [case for name, case in one.items() if "parquet" in name]
     core = replace(
         ASSUMED,
@@ -69,14 +67,9 @@ def section() -> str:
     return "\n\n".join([*_measured(), *_plans()]) + "\n"
 
 
-def _scaling() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / "cpu-scaling.json").read_text())
-    return found
-
-
 def _measured() -> list[str]:
-    about, rows = _scaling()["about"], []
-    for name, case in _scaling()["cases"].items():
+    found, rows = measured("cpu", "scaling"), []
+    for name, case in found["scaling"].items():
         loop, one, two = (case[key] for key in ("loop", "Ray, 1 actor", "Ray, 2 actors"))
         rows.append(
             [
@@ -96,12 +89,8 @@ def _measured() -> list[str]:
         "one actor in all",
         "two actors in all (simulated)",
     ]
-    made = (
-        f"`python -m benchmarks.scaling results/benchmarks/cpu-scaling.json` of {about['date']}, "
-        f"{about['hardware']}, {about['cores']} cores, torch {about['versions']['torch']}, commit "
-        f"{about['commit']}: ResNet-18 in float32, one thread for each worker."
-    )
-    return [made, *block_markdown(Table(head, rows), "")]
+    said = f"{made(found, 'scaling')}: ResNet-18 in float32, one thread for each worker."
+    return [said, *block_markdown(Table(head, rows), "")]
 
 
 def _plans() -> list[str]:

@@ -5,28 +5,25 @@ For each device whose results are in ``results/benchmarks`` there is a table of 
 
 from __future__ import annotations
 
-import json
-
 from rgpr_paper.report import block_markdown
 from rgpr_paper.section import Table
 
 from .growth import exponents, larger_half
-from .pages import RESULTS, fill
+from .pages import devices, fill, made, measured
 
-PAGE = "growth.md"
-DEVICES = ("cpu", "cuda")
+BENCHMARK, PAGE = "growth", "growth.md"
 
 
 def section(device: str) -> str:
     """What was measured on a device, as the page shows it."""
-    found = json.loads((RESULTS / f"{device}.json").read_text())
-    machine, rows = found["machine"], []
-    for axis, content in found["growth"].items():
+    found = measured(device, BENCHMARK)
+    rows = []
+    for axis, content in found[BENCHMARK].items():
         points = {int(size): point for size, point in content["sizes"].items()}
         time, memory = (exponents(points, what) for what in ("seconds", "memory"))
         for name, exponent in time.items():
-            measured = [size for size, point in points.items() if name in point]
-            half = larger_half(measured)
+            sizes = [size for size, point in points.items() if name in point]
+            half = larger_half(sizes)
             rows.append(
                 [
                     axis,
@@ -34,15 +31,12 @@ def section(device: str) -> str:
                     f"{exponent:.2f}",
                     f"{memory[name]:.2f}" if name in memory else "",
                     f"{_spaced(half[0])} to {_spaced(half[-1])}",
-                    _point(points[measured[-1]][name]),
+                    _point(points[sizes[-1]][name]),
                 ]
             )
-    made = (
-        f"`python -m benchmarks growth` of {machine['date']}: {machine['device']}, "
-        f"{machine['threads']} threads, torch {machine['torch']}."
-    )
     head = ["against", "of", "exponent of time", "of memory", "over", "at the largest"]
-    return "\n\n".join([made, *block_markdown(Table(head, rows), "")]) + "\n"
+    said = f"{made(found, BENCHMARK)}."
+    return "\n\n".join([said, *block_markdown(Table(head, rows), "")]) + "\n"
 
 
 def _point(point: dict[str, float]) -> str:
@@ -55,5 +49,5 @@ def _spaced(size: int) -> str:
 
 
 if __name__ == "__main__":
-    for device in DEVICES:
+    for device in devices(BENCHMARK):
         fill(PAGE, f"growth {device}", section(device))

@@ -13,22 +13,30 @@ RESULTS = ROOT / "results" / "benchmarks"
 
 
 def devices(benchmark: str) -> list[str]:
-    """The devices for which there is a file ``DEVICE-BENCHMARK.json``."""
-    return sorted(path.name.partition("-")[0] for path in RESULTS.glob(f"*-{benchmark}.json"))
+    """The devices on which a benchmark was run."""
+    known = sorted({path.stem.partition("-")[0] for path in RESULTS.glob("*.json")})
+    return [device for device in known if benchmark in measured(device, benchmark)]
 
 
 def measured(device: str, benchmark: str) -> dict[str, Any]:
-    """What that file holds."""
-    found: dict[str, Any] = json.loads((RESULTS / f"{device}-{benchmark}.json").read_text())
+    """What was measured on a device, when, and on what.
+
+    All benchmarks of one run are in ``DEVICE.json``. One that was run alone later is in
+    ``DEVICE-BENCHMARK.json``.
+    """
+    alone, together = RESULTS / f"{device}-{benchmark}.json", RESULTS / f"{device}.json"
+    path = alone if alone.exists() else together
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return found
 
 
 def made(found: dict[str, Any], benchmark: str) -> str:
     """By which command, when, on what and from which commit a benchmark was made."""
-    about, machine = found["made"][benchmark], found["machine"]
+    machine, about = found["machine"], found.get("made", {}).get(benchmark, {})
+    commit = f", commit {about['commit']}" if "commit" in about else ""
     return (
-        f"`python -m benchmarks {benchmark}` of {about['date']}: {machine['device']}, "
-        f"{machine['threads']} threads, torch {machine['torch']}, commit {about['commit']}"
+        f"`python -m benchmarks {benchmark}` of {about.get('date', machine['date'])}: "
+        f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}{commit}"
     )
 
 

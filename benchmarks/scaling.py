@@ -8,7 +8,6 @@ start: actors that start together on one machine wait for each other.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -24,9 +23,7 @@ import torch
 
 from rgpr import RGPR
 from rgpr_paper.training import resnet18
-from rgpr_paper.units import made_with, write_json
 
-from .__main__ import machine
 from .cluster import Cluster, simulate
 from .networks import made
 
@@ -201,17 +198,3 @@ def _images(folder: Path) -> None:
     folder.mkdir()
     for number, image in enumerate(_pixels()):
         Image.fromarray(image).save(folder / f"{number:06d}.png")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
-    parser.add_argument("path", type=Path, help="the JSON file to write")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    options = parser.parse_args()
-    about = {**made_with(), "hardware": machine("cpu")["device"], "cores": os.cpu_count()}
-    cases = dict(run("cpu", options.rounds))
-    write_json(options.path, {"about": {**about, "rounds": options.rounds}, "cases": cases})
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,6 @@
 """Small batches: ``python -m benchmarks.small_batches`` fills this part of docs/speed.md.
 
-What was measured by ``python -m benchmarks latency`` lies in ``results/benchmarks``, in a file
-``DEVICE-latency.json`` for each device.
+What was measured by ``python -m benchmarks latency`` lies in ``results/benchmarks``.
 """
 
 from __future__ import annotations

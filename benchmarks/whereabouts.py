@@ -1,7 +1,6 @@
 """Where time goes: ``python -m benchmarks.whereabouts`` fills this part of docs/speed.md.
 
-What was measured by ``python -m benchmarks profile`` lies in ``results/benchmarks``, in a file
-``DEVICE-profile.json`` for each device.
+What was measured by ``python -m benchmarks profile`` lies in ``results/benchmarks``.
 """
 
 from __future__ import annotations
