@@ -18,7 +18,7 @@ float32 allows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -39,6 +39,8 @@ _NUMBERS = 1 << 20
 # Variances whose sum is so many times below the largest number are made of numbers that did not
 # overflow: in a basis of the outputs that is orthogonal no variance exceeds their sum.
 _ROOM = 4
+# What features are multiplied by.
+_FACTORS = {"kron": "in_basis", "diag": "weight", "full": "covariance"}
 
 
 class LastLayerLaplace(Posterior):
@@ -110,13 +112,14 @@ class LastLayerLaplace(Posterior):
         own = self._predicts_as(LastLayerLaplace)
         return Closed(self._gaussian, self.head) if own else None
 
-    def _gaussian(self, mean: Tensor, features: Tensor) -> Gaussian:
+    def _gaussian(self, mean: Tensor, *seen: Tensor) -> Gaussian:
+        features = _only(self.head, seen)
         with full_precision(features):
             return self._in_full_precision(mean, features)
 
     def _in_full_precision(self, mean: Tensor, features: Tensor) -> Gaussian:
         features = features.to(at_least_float32(features.dtype))
-        dtype = next(self.buffers(recurse=False)).dtype
+        dtype: torch.dtype = getattr(self, _FACTORS[self.structure]).dtype
         if self.structure != "full" and can_look(features):
             # Most batches have no feature whose square overflows, and one look tells.
             found = self._diagonal(mean, features.to(dtype), None)
@@ -181,13 +184,18 @@ def point_and_features(
     hooks = watching(network, {head: lambda module, args, output: seen.append(args[0])})
     with hooks, hooks:
         mean = outputs(network, x, which)
+    return mean, _only(name, seen)
+
+
+def _only(name: str, seen: Sequence[Tensor]) -> Tensor:
+    """The features, if the last layer of this name has seen some once and they are vectors."""
     if len(seen) != 1 or seen[0].dim() != 2:
         what = f"{len(seen)} times" if len(seen) != 1 else f"on shape {tuple(seen[0].shape)}"
         raise ValueError(
             f"the last layer '{name}' ran {what}; the closed form needs it to run once, "
             "on one feature vector per input"
         )
-    return mean, seen[0]
+    return seen[0]
 
 
 def _in_parts(of_rows: Callable[[Tensor], Tensor], matrix: Tensor, axis: int = -1) -> Tensor:
