@@ -78,7 +78,7 @@ def main() -> None:
         )  # fmt: skip
     for outputs in (16, 64):
         build(
-            weighted_squares._weighted_squares, *["*fp32"] * 4, *["i32"] * 4,
+            weighted_squares._weighted_squares, *["*fp32"] * 4, *["i32"] * 6,
             OUTPUTS=outputs, PRECISION=small_layers.PRECISION, ROWS=weighted_squares.ROWS,
             COLUMNS=weighted_squares.COLUMNS, STEP=weighted_squares.STEP,
         )  # fmt: skip

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 
@@ -184,6 +185,76 @@ def test_the_weights_of_layers_are_the_same_inside_of_graphs() -> None:
         r = with_onset([1.0] * 4, typical=list(flags))
         [mapped] = torch.func.vmap(lambda _, r=r: r.exponents)(torch.zeros(1))
         assert torch.equal(mapped, r.exponents)
+
+
+changes = st.tuples(
+    st.sampled_from(["sigma2", "typical"]),
+    st.sampled_from(["in place", "another tensor"]),
+    st.integers(0, 2),
+    st.sampled_from([0.0, 0.5, 3.0]),
+)
+
+
+@given(st.lists(changes, max_size=8))
+def test_the_weights_of_layers_follow_every_change(
+    changed: list[tuple[str, str, int, float]],
+) -> None:
+    """They are kept between calls, and made anew when what they are made of has changed."""
+    r, u = with_onset([1.0, 1.0, 1.0], 0.2), torch.rand(4, 3, dtype=torch.float64)
+    for name, how, layer, value in changed:
+        r(u)
+        if how == "another tensor":
+            setattr(r, name, getattr(r, name).clone())
+        getattr(r, name)[layer] = value
+        anew = with_onset(r.sigma2.tolist(), 0.2, r.typical.tolist())
+        assert torch.equal(r(u), anew(u))
+        assert torch.equal(copy.deepcopy(r)(u), anew(u))
+
+
+def test_the_weights_of_layers_are_no_constants_of_a_graph() -> None:
+    r, u = with_onset([1.0, 1.0, 1.0], 0.2), torch.rand(4, 3, dtype=torch.float64)
+    r(u)
+    graph = torch.export.export(r, (u,)).module()
+    graph.sigma2[1] = r.sigma2[1] = 0
+    torch.testing.assert_close(graph(u), r(u))
+
+
+def test_the_weights_of_layers_are_usable_outside_of_inference_mode() -> None:
+    u = torch.rand(4, 3, dtype=torch.float64)
+    r = with_onset([1.0, 1.0, 1.0], 0.2)
+    with torch.inference_mode():
+        expected = r(u)
+        made_inside = with_onset([1.0, 1.0, 1.0], 0.2)
+        assert torch.equal(made_inside(u), expected)
+    made_inside(u.clone())
+    found = r(u.requires_grad_())
+    found.sum().backward()
+    assert torch.equal(found, expected)
+
+
+anything = st.one_of(values, st.just(math.nan))
+
+
+@given(
+    rows=st.lists(st.tuples(anything, anything, anything), min_size=1, max_size=4),
+    sigma2=st.tuples(*[st.sampled_from([0.0, 0.3])] * 3),
+    typical=st.tuples(*[st.sampled_from([0.0, 2.0])] * 3),
+    combine=st.sampled_from(["sum", "onset"]),
+)
+def test_rows_that_are_wrongly_taken_for_finite_are_seen_in_the_answer(
+    rows: list[tuple[float, ...]],
+    sigma2: tuple[float, ...],
+    typical: tuple[float, ...],
+    combine: str,
+) -> None:
+    r = with_onset(list(sigma2), 0.5, list(typical))
+    r = r if combine == "onset" else r.with_onset(None, r.slope)
+    u = torch.tensor(rows, dtype=torch.float64)
+    good = u.isfinite().all(1)
+    for measure in (r, r.beyond, r.strangeness):
+        found = measure(u, finite=True)
+        assert not found[~good].isfinite().any()
+        assert torch.equal(found[good], measure(u[good]))
 
 
 def test_scales_and_onset_do_not_change_what_is_strange() -> None:

@@ -258,6 +258,34 @@ def test_inference_mode() -> None:
         assert x.grad is not None
 
 
+@pytest.mark.parametrize("structure", LAST_LAYER)
+def test_the_pass_that_measures_layers_reads_the_features(structure: str) -> None:
+    """A network that is nothing but its last layer, too."""
+    for network in (mlp(), nn.Sequential(nn.Flatten(), nn.Linear(4, 3))):
+        la, x = fitted(network, structure=structure)
+        model = rgpr.RGPR(la).fit([x], progress=False)
+        gaussian, expected = model._extension().read(3 * x).output, model.posterior(3 * x)
+        assert torch.equal(gaussian.mean, expected.mean)
+        assert torch.equal(gaussian.variance, expected.variance)
+    head = nn.Linear(4, 3)
+    alone = LastLayerLaplace(head, "", structure, model.posterior.own_tensors(), None)
+    model, expected = rgpr.RGPR(alone, layers="input").fit([x], progress=False), alone(3 * x)
+    assert torch.equal(model._extension().read(3 * x).output.variance, expected.variance)
+
+
+def test_hooks_on_the_posterior_see_its_calls() -> None:
+    la, x = fitted(mlp())
+    model = rgpr.RGPR(la).fit([x], progress=False)
+    seen: list[Any] = []
+    handle = model.posterior.register_forward_hook(lambda *about: seen.append(about))
+    model(x)
+    assert len(seen) == 1
+    handle.remove()
+    handle = model.posterior.register_forward_pre_hook(lambda *about: seen.append(about))
+    model(x)
+    assert len(seen) == 2
+
+
 def test_a_compiled_network_below_laplace() -> None:
     la, x = fitted(torch.compile(mlp(), backend="eager"))
     torch._dynamo.reset()
@@ -379,8 +407,14 @@ def test_a_head_that_is_not_one_vector_is_refused() -> None:
 
     tensors = {"weight": torch.ones(5, 3), "bias": torch.ones(3)}
     posterior = LastLayerLaplace(Sequence(), "head", "diag", tensors, "classification")
-    with pytest.raises(ValueError, match=r"'head' ran on shape \(2, 1, 5\)"):
+    refused = r"'head' ran on shape \(2, 1, 5\)"
+    with pytest.raises(ValueError, match=refused):
         posterior(torch.randn(2, 4))
+    x, y = blobs()
+    bare = rgpr.RGPR(posterior.network).fit([(x, y)], progress=False)
+    bare.posterior = posterior
+    with pytest.raises(ValueError, match=refused):
+        bare(x[:2])
     with pytest.raises(ValueError, match="no linear layer 'tail'"):
         LastLayerLaplace(Sequence(), "tail", "diag", tensors, "classification")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -16,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-__all__ = ["Guard", "evaluating", "every_module", "in_evaluation"]
+__all__ = ["Guard", "evaluating", "evaluating_or_not", "every_module", "in_evaluation"]
 
 
 class Guard:
@@ -114,6 +115,16 @@ class evaluating(Guard):  # noqa: N801, which reads as what it does
                 if not users:
                     module.training = True
                     del _users[module]
+
+
+def evaluating_or_not(network: nn.Module) -> AbstractContextManager[Any]:
+    """:class:`evaluating`, or nothing where all modules are in evaluation mode of their own.
+
+    Either is entered twice.
+    """
+    if not torch.compiler.is_compiling() and in_evaluation(every_module(network)):
+        return nullcontext()
+    return evaluating(network)
 
 
 def every_module(network: nn.Module) -> list[nn.Module]:

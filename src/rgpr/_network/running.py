@@ -31,6 +31,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+# Where a module of torch keeps hooks that run before it, and after it.
+_BEFORE, _AFTER = "_forward_pre_hooks", "_forward_hooks"
 Before = Callable[[nn.Module, tuple[Any, ...]], None]
 After = Callable[[nn.Module, tuple[Any, ...], Any], None]
 
@@ -75,15 +77,24 @@ def plain_module(network: nn.Module) -> nn.Module:
 class _Hooks(Guard):
     """Hooks on the parts of a network.
 
-    They are noted before they are registered, and found by what they are: an interrupt may come
-    after torch has registered a hook and before it has returned the handle.
+    They are put where torch puts them, because registering them takes longer than they run. Their
+    places are noted before, so that an interrupt at any point leaves none of them behind.
     """
 
     def __init__(self) -> None:
-        # Modules, their hooks, and what is passed with a hook that runs before its module.
-        self._hooks: list[tuple[nn.Module, Callable[..., Any], dict[str, Any] | None]] = []
-        self._handles: list[Any] = []
+        # Modules, the names of their tables, and what is put there under which number. The tables
+        # themselves may be replaced by others meanwhile.
+        self._places: list[tuple[nn.Module, str, int, Any]] = []
         self._finished = False
+
+    def _note(
+        self, module: nn.Module, hook: Callable[..., Any], table: str, *, keywords: bool = False
+    ) -> None:
+        """Note a hook that is to be put into a table of a module, and whether it takes keywords."""
+        number = RemovableHandle(getattr(module, table)).id
+        self._places.append((module, table, number, hook))
+        if keywords:
+            self._places.append((module, f"{table}_with_kwargs", number, True))
 
     def _mine(self) -> bool:
         """Whether what runs now is the pass that is watched: the first of this guard's thread."""
@@ -95,25 +106,18 @@ class _Hooks(Guard):
             self._finished = True
 
     def _change(self) -> None:
-        for module, hook, options in self._hooks:
-            if options is None:
-                self._handles.append(module.register_forward_hook(hook))
-            else:
-                self._handles.append(module.register_forward_pre_hook(hook, **options))
+        for module, table, number, hook in self._places:
+            getattr(module, table)[number] = hook
+
+    def _remove(self) -> None:
+        for module, table, number, _ in self._places:
+            getattr(module, table).pop(number, None)
 
     def restore(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        if len(self._handles) < len(self._hooks):
-            for module, hook, options in self._hooks:
-                kind = "_forward_hooks" if options is None else "_forward_pre_hooks"
-                registered = getattr(module, kind)
-                for key in [key for key, value in registered.items() if value is hook]:
-                    getattr(module, f"{kind}_with_kwargs").pop(key, None)
-                    registered.pop(key, None)
+        self._remove()
         # Hooks refer to this guard. With them it would keep what was read until Python looks for
         # circles.
-        self._hooks, self._handles = [], []
+        self._places = []
 
 
 class watching(_Hooks):  # noqa: N801
@@ -131,10 +135,10 @@ class watching(_Hooks):  # noqa: N801
     ) -> None:
         super().__init__()
         for module, handle_before in (before or {}).items():
-            self._hooks.append((module, self._seen(handle_before), {}))
+            self._note(module, self._seen(handle_before), _BEFORE)
         for module, handle_after in after.items():
-            self._hooks.append((module, self._seen(handle_after), None))
-        self._hooks.append((network, self._finish, None))
+            self._note(module, self._seen(handle_after), _AFTER)
+        self._note(network, self._finish, _AFTER)
 
     def _seen(self, handler: Callable[..., None]) -> Callable[..., None]:
         def hook(*arguments: Any) -> None:
@@ -160,8 +164,10 @@ class capture(_Hooks, Generic[T]):  # noqa: N801
         layers: What :func:`rgpr._network.layers.choose_layers` returns, the input first.
         takes: One function for each of the layers.
         x: The batch that will be run.
+        head: A module whose input is kept, too.
 
     Attributes:
+        features: What went into that module, once for each of its runs.
         found: What each function returned. The input's entry is there on entering unless a module
             stands in for it, the others when the pass has been made.
 
@@ -176,6 +182,7 @@ class capture(_Hooks, Generic[T]):  # noqa: N801
         layers: Sequence[Representation],
         takes: Sequence[Callable[[Tensor], T]],
         x: Batch,
+        head: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self._network, self._layers, self._takes, self._x = network, layers, takes, x
@@ -195,10 +202,18 @@ class capture(_Hooks, Generic[T]):  # noqa: N801
         if source is not None:
             after.setdefault(network.get_submodule(source), {})[0] = 0
         for module, runs in before.items():
-            self._hooks.append((module, self._hook(runs, goes_in=True), {"with_kwargs": True}))
+            self._note(module, self._hook(runs, goes_in=True), _BEFORE, keywords=True)
         for module, runs in after.items():
-            self._hooks.append((module, self._hook(runs), None))
-        self._hooks.append((network, self._finish, None))
+            self._note(module, self._hook(runs), _AFTER)
+        self.features: list[Any] = []
+        if head is not None:
+            self._note(head, self._keep, _AFTER)
+        # Last, because the head may be the network itself.
+        self._note(network, self._finish, _AFTER)
+
+    def _keep(self, _: nn.Module, args: Any, output: Any) -> None:
+        if self._mine():
+            self.features.append(args[0])
 
     def _change(self) -> None:
         super()._change()
@@ -289,8 +304,7 @@ class capture(_Hooks, Generic[T]):  # noqa: N801
 class standing(capture[None]):  # noqa: N801
     """:class:`capture` for many passes in turn over batches of one size.
 
-    The hooks are made once. They are put where torch puts them, since registering them takes
-    longer than they run.
+    The hooks are made once, and the input is not read.
 
     Args:
         network: The network.
@@ -298,36 +312,7 @@ class standing(capture[None]):  # noqa: N801
         takes: One function for each of the layers.
         x: Any batch of the size.
         head: A module whose input is kept, too.
-
-    Attributes:
-        features: What went into that module, once for each of its runs.
     """
-
-    def __init__(
-        self,
-        network: nn.Module,
-        layers: Sequence[Representation],
-        takes: Sequence[Callable[[Tensor], None]],
-        x: Tensor,
-        head: nn.Module | None,
-    ) -> None:
-        super().__init__(network, layers, takes, x)
-        self.features: list[Any] = []
-        if head is not None:
-            # Before the hook that ends the pass: the head may be the network itself.
-            self._hooks.insert(-1, (head, self._keep, None))
-        # The names of tables and not the tables, because others may put new ones in their place.
-        self._places: list[tuple[nn.Module, str, int, Any]] = []
-        for module, hook, options in self._hooks:
-            name = "_forward_hooks" if options is None else "_forward_pre_hooks"
-            number = RemovableHandle(getattr(module, name)).id
-            self._places.append((module, name, number, hook))
-            if options is not None:
-                self._places.append((module, f"{name}_with_kwargs", number, True))
-
-    def _keep(self, _: nn.Module, args: Any, output: Any) -> None:
-        if self._mine():
-            self.features.append(args[0])
 
     def again(self) -> standing:
         """Be ready for the next pass."""
@@ -340,12 +325,10 @@ class standing(capture[None]):  # noqa: N801
         return self
 
     def _change(self) -> None:
-        for module, name, number, hook in self._places:
-            getattr(module, name)[number] = hook
+        _Hooks._change(self)
 
     def restore(self) -> None:
-        for module, name, number, _ in self._places:
-            getattr(module, name).pop(number, None)
+        self._remove()
 
 
 def first_tensor(output: Any, layer: str) -> Tensor:

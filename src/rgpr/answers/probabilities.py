@@ -67,10 +67,10 @@ def answer(
         at_once = fused_probit(gaussian.mean, gaussian.variance, u, _scales(extension, dtype))
         if at_once is not None:
             return at_once
-    v, limit = measured(reading, gaussian, extension.residual)
     if not isinstance(likelihood, LabelLikelihood):
+        v, limit = measured(reading, gaussian, extension.residual)
         return _regression(gaussian, v, limit, diagonal)
-    logits = _logits(extension, gaussian, v, limit, link)
+    logits = _logits(extension, reading, gaussian, link)
     # Half precision rounds the probabilities and not the logits, whose differences from the largest
     # it cannot hold. Torch's own softmax computes in float32, too, so the base's answer stays.
     wide = at_least_float32(dtype)
@@ -106,8 +106,7 @@ def log_probabilities(extension: Extension, reading: Reading[Gaussian]) -> Tenso
     likelihood = extension.likelihood
     assert isinstance(likelihood, LabelLikelihood)
     gaussian = reading.output.with_mean(reading.output.mean.double())
-    v, limit = measured(reading, gaussian, extension.residual)
-    return likelihood.log_probabilities(_logits(extension, gaussian, v, limit, "probit"))
+    return likelihood.log_probabilities(_logits(extension, reading, gaussian, "probit"))
 
 
 def deviations(extension: Extension, reading: Reading[Gaussian]) -> Tensor:
@@ -151,18 +150,21 @@ def check_link(name: str, likelihood: Likelihood, *, diagonal: bool = False) -> 
 
 
 def _logits(
-    extension: Extension, gaussian: Gaussian, v: Tensor, limit: Tensor | None, link: str
+    extension: Extension, reading: Reading[Gaussian], gaussian: Gaussian, link: str
 ) -> Tensor:
     """What goes into the softmax: by one link, with the residual as its recipe combines it.
 
     Equal logits are the limit: the uniform distribution, or 1/2 for each label.
     """
-    logits, v = LINKS[link].logits, replaced(limit, 0.0, v)
-    if extension.residual.onset is None:
-        return replaced(limit, 0.0, logits(gaussian, v, extension.temperature))
-    factor = flatness(v / extension.residual.unit)
-    usual = logits(gaussian, torch.zeros_like(v), extension.temperature)
-    return replaced(limit, 0.0, usual * factor)
+    logits, residual = LINKS[link].logits, extension.residual
+    if residual.onset is None:
+        v, limit = measured(reading, gaussian, residual)
+        usual = logits(gaussian, replaced(limit, 0.0, v), extension.temperature)
+    else:
+        beyond, limit = measured(reading, gaussian, residual.beyond)
+        usual = logits(gaussian, torch.zeros_like(beyond), extension.temperature)
+        usual = usual * flatness(replaced(limit, 0.0, beyond))
+    return replaced(limit, 0.0, usual)
 
 
 def flatness(beyond: Tensor) -> Tensor:
@@ -296,16 +298,16 @@ def measured(
     Args:
         reading: Its ``u`` as the pass through the network gave it.
         gaussian: The outputs that the answer is made of.
-        measure: Gives the variance or the strangeness for ``u``, and may be told that all of ``u``
-            is ``finite``.
+        measure: Gives the variance or the strangeness for ``u``. Told that all of ``u`` is
+            ``finite``, it gives no finite number for a row that is not.
 
     Returns:
         ``(B,)`` in float64, and ``(B,)`` booleans or ``None`` if no row is at the limit.
     """
     u = reading.u
-    if can_look(u) and all_finite(u, gaussian.mean, gaussian.variance):
+    if can_look(u):
         found = measure(u, finite=True)
-        if all_finite(found):
+        if all_finite(found, gaussian.mean, gaussian.variance):
             return found, None
     found = measure(known(u, reading.dtype))
     return found, at_limit(reading, found, finite_outputs(gaussian))

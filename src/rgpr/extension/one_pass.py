@@ -13,7 +13,7 @@ from .._backend.arithmetic import FASTER, all_finite, can_look
 from .._backend.small_layers import Packed
 from .._network.batches import Batch, Shape, copied, dtype_of, first_part, largest, zeroed
 from .._network.checks import check_input
-from .._network.guards import evaluating
+from .._network.guards import evaluating_or_not
 from .._network.representation import Representation, names_of
 from .._network.running import capture
 from ..likelihoods import Likelihood
@@ -92,8 +92,13 @@ class Extension:
         if packed is not None:  # their rows wait for the end of the pass
             for index in packed.layers:
                 takes[index] = self.residual.at(index).rows
-        reading = capture(network, self.representations, takes, x)
-        with evaluating(self.posterior) as modes, modes, reading, reading:
+        closed = self.posterior.closed if run is None else None
+        head = None
+        if closed is not None and closed.head is not None:
+            head = network.get_submodule(closed.head)
+        reading = capture(network, self.representations, takes, x, head)
+        modes = evaluating_or_not(self.posterior)
+        with modes, modes, reading, reading:
             columns = reading.found
             first = columns[0] if source is None else largest(network, x)
             if self.nan == "raise" and bool(first.isnan().any()):
@@ -107,7 +112,10 @@ class Extension:
             if not (can_look(first) and all_finite(first)):
                 finite = first.detach().abs() < torch.inf  # half the launches of isfinite
             clean = copied(x) if finite is None else zeroed(network, x, finite)
-            output = (run or self.posterior)(clean)
+            if closed is None:
+                output = (run or self.posterior)(clean)
+            else:
+                output = closed.gaussian(self.posterior.point(clean), *reading.features)
         u = together(columns, packed)
         u = u if finite is None else torch.where(finite[:, None], u, first[:, None])
         return Reading(output, u, like.dtype if plain else dtype_of(network, x))

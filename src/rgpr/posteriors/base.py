@@ -33,6 +33,7 @@ class Closed:
 
     Attributes:
         gaussian: ``gaussian(mean)`` or ``gaussian(mean, features)`` gives what ``forward`` does.
+            It refuses features of no run of the module, or of several.
         head: The name of the module whose input are the features, if they are needed.
     """
 
@@ -124,18 +125,24 @@ class Posterior(StableBuffers):
     def closed(self) -> Closed | None:
         """What follows the pass through the network, if that is a function of tensors alone.
 
-        On a GPU such a function can be recorded (:mod:`rgpr._backend.recording`).
+        Then the residual's pass reads the features, too, and no other hooks are needed. On a GPU
+        such a function can be recorded (:mod:`rgpr._backend.recording`).
         """
         return None
 
     def _predicts_as(self, kind: type[Posterior]) -> bool:
-        """Whether nobody has put other methods in the place of those with which it predicts."""
+        """Whether nobody has put other methods in the place of those with which it predicts.
+
+        Hooks are such methods, too.
+        """
         mine, own = type(self), vars(self)
         return (
             mine.forward is kind.forward
             and mine.point is kind.point
             and "forward" not in own
             and "point" not in own
+            and not self._forward_hooks
+            and not self._forward_pre_hooks
         )
 
     def choose_layers(

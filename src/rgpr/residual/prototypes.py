@@ -94,12 +94,13 @@ class Prototypes(Coordinates):
         if self.axes.dim() == 2:
             # One product gives the coordinates and how close each center is.
             width, count = len(self.axes), len(self.centers)
-            onto = self.axes.new_empty(width, width + count)
-            onto[:, :width] = self.axes
-            torch.mm(self.axes, self.centers.T, out=onto[:, width:])
+            onto = self.axes.new_empty(width + count, width)
+            onto[:width] = self.axes.T
+            torch.mm(self.centers, self.axes.T, out=onto[width:])
         else:
-            onto = (self.axes * self.centers).T
-        self.register_buffer("onto", onto, persistent=False)
+            onto = self.axes * self.centers
+        # Products with a few centers are twice as fast where each center lies in one piece.
+        self.register_buffer("onto", onto.T, persistent=False)
         squares = [part.square().sum(1) for part in torch.split(self.centers, _ROWS)]
         self.register_buffer("halves", torch.cat(squares) / 2, persistent=False)
         # Of axes whose columns are orthogonal, the inverse takes no solver.

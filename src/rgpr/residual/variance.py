@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from .._backend.arithmetic import can_look, needs_derivatives
+from .._backend.consistency import Unchanged
 from .._backend.small_layers import Packing, Parts
 from .coordinates import Coordinates
 
@@ -68,6 +69,8 @@ class Residual(Packing):
     onset: Tensor | None
     slope: Tensor
     unit: Tensor
+    # The exponents, and the tensors that they were made of.
+    _kept: tuple[Unchanged, Tensor] | None = None
 
     def __init__(
         self,
@@ -90,6 +93,9 @@ class Residual(Packing):
         self.register_buffer("slope", torch.ones_like(zeros[0]))
         self.register_buffer("unit", torch.full_like(zeros[0], unit))
 
+    def __getstate__(self):  # type: ignore[no-untyped-def]
+        return super().__getstate__() | {"_kept": None}  # type: ignore[no-untyped-call]
+
     def at(self, index: int) -> Coordinates:
         """The coordinates of one representation."""
         coordinates: Coordinates = self.coordinates[index]  # type: ignore[assignment]
@@ -105,15 +111,26 @@ class Residual(Packing):
 
         Hidden layers that varied and are not switched off share it; without any, the input has it.
         """
-        return _equal_weights((self.typical > 0) & (self.sigma2 > 0))
+        made_of, kept = (self.typical, self.sigma2), self._kept
+        # A graph has to compute them, because its tensors may change.
+        if not can_look(self.sigma2) or any(tensor.is_inference() for tensor in made_of):
+            return _equal_weights((self.typical > 0) & (self.sigma2 > 0))
+        if kept is None or not kept[0].holds(*made_of):
+            # Versions are noted before the values are read, which another thread may change.
+            now = Unchanged(*made_of)
+            with torch.inference_mode(False):
+                kept = now, _equal_weights((self.typical > 0) & (self.sigma2 > 0))
+            self._kept = kept
+        return kept[1]
 
     def contributions(self, u: Tensor, *, finite: bool = False) -> Tensor:
         """``sigma2 * u``, ``(B, L)``, from ``u`` of that shape.
 
         Args:
             u: ``(B, L)``.
-            finite: Whether all of ``u`` is known to be finite, which saves what the other values
-                need. The same holds for the methods below.
+            finite: Whether all of ``u`` is taken for finite, which saves what the other values
+                need. A row of ``u`` that is not finite then gives a number that is not finite
+                either, and maybe not the right one. The same holds for the methods below.
         """
         if finite:
             return u * self.sigma2
@@ -124,7 +141,7 @@ class Residual(Packing):
 
     def joint(self, u: Tensor, *, finite: bool = False) -> Tensor:
         """``G + eta A``, ``(B,)``: what is compared with the onset."""
-        return _joined(self.contributions(u, finite=finite), self.exponents)
+        return _joined(self.contributions(u, finite=finite), self.exponents, finite=finite)
 
     def beyond(self, u: Tensor, *, finite: bool = False) -> Tensor:
         """The variance in its unit, ``(B,)``: what is beyond the onset, or the whole sum."""
@@ -178,11 +195,14 @@ def _equal_weights(counted: Tensor) -> Tensor:
     return chosen / chosen.sum()
 
 
-def _joined(parts: Tensor, exponents: Tensor) -> Tensor:
-    """The weighted geometric mean of ``parts`` ``(B, L)`` plus a share of the arithmetic mean."""
+def _joined(parts: Tensor, exponents: Tensor, *, finite: bool = False) -> Tensor:
+    """The weighted geometric mean of ``parts`` ``(B, L)`` plus a share of the arithmetic mean.
+
+    Where one of the parts is not finite the sum is not either, ``finite`` or not.
+    """
     # An infinite layer makes the arithmetic mean infinite by itself. Beside a silent layer, whose
     # zero silences the product, it would make the product NaN.
-    bounded = parts.clamp_max(_LARGEST)
+    bounded = parts if finite else parts.clamp_max(_LARGEST)
     if needs_derivatives(parts):  # which the logarithm of a zero has not
         silent = parts == 0
         logs = torch.xlogy(exponents, torch.where(silent, 1.0, bounded))

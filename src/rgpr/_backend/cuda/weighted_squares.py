@@ -45,14 +45,14 @@ def of_any_rows(rows: Tensor, matrix: Tensor, weights: Tensor) -> Tensor:
 
 def by_kernel(rows: Tensor, matrix: Tensor, weights: Tensor) -> Tensor:
     """What the kernel gives, ``(B, C)`` in float64."""
-    rows, matrix, weights = rows.contiguous(), matrix.contiguous(), weights.contiguous()
+    rows, matrix = rows.contiguous(), matrix.contiguous()
     (count, n), (m, outputs) = rows.shape, weights.shape
     wide, blocks = max(16, power_of_two(outputs)), parts_of(m, COLUMNS)
     parts = torch.empty(blocks, count, outputs, dtype=torch.float32, device=rows.device)
     if count:
         with torch.cuda.device_of(rows):
             _weighted_squares[parts_of(count, ROWS), blocks](
-                rows, matrix, weights, parts, count, n, m, outputs,
+                rows, matrix, weights, parts, count, n, m, outputs, *weights.stride(),
                 wide, PRECISION, ROWS, COLUMNS, STEP,
             )  # fmt: skip
     return parts.sum(0, dtype=torch.float64)
@@ -60,7 +60,7 @@ def by_kernel(rows: Tensor, matrix: Tensor, weights: Tensor) -> Tensor:
 
 @triton.jit
 def _weighted_squares(
-    rows, matrix, weights, parts, count, n, m, outputs,
+    rows, matrix, weights, parts, count, n, m, outputs, along_m, along_outputs,
     OUTPUTS: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
@@ -76,7 +76,7 @@ def _weighted_squares(
         z = added(high, low, first, second, z, PRECISION)
     output = tl.arange(0, OUTPUTS)
     inside = (c < m)[:, None] & (output < outputs)[None, :]
-    at = weights + c[:, None] * outputs + output[None, :]
+    at = weights + c[:, None] * along_m + output[None, :] * along_outputs
     first, second = split(tl.load(at, inside, 0))
     high, low = split(z * z)
     total = tl.zeros([ROWS, OUTPUTS], tl.float32)
