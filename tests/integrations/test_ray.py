@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,6 +106,25 @@ def test_every_row_once_although_a_worker_dies(
         "score",
         "p_value",
     }
+
+
+def test_ray_is_given_nothing_that_a_release_will_drop(
+    cluster: None, saved: tuple[Path, rgpr.RGPR]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scored = scoring.score(ray.data.range(4), saved[0], mlp, column="id", actors=(1, 2))
+    assert scored is not None
+
+
+def test_a_network_that_cannot_be_made_ends_the_run(
+    cluster: None, saved: tuple[Path, rgpr.RGPR]
+) -> None:
+    def network() -> torch.nn.Module:
+        raise ValueError("no weights here")
+
+    with pytest.raises(ray.exceptions.RayError, match="no weights here"):
+        scoring.score(ray.data.range(4), saved[0], network, column="id").materialize()
 
 
 class FragileLearner(learning.Learner):
