@@ -20,6 +20,7 @@ from torch import Tensor
 
 import rgpr
 from networks import mlp
+from opening import as_opened
 from rgpr._atomic import replacing
 from rgpr.residual.recipes import Strategy
 from rgpr.saving.container import read, write
@@ -297,19 +298,6 @@ def test_a_loaded_model_does_not_depend_on_its_file(whole: Path, tmp_path: Path)
         file.write(bytes(served.stat().st_size))
     assert torch.equal(model.score(x), before[0])
     assert torch.equal(model.p_value(x), before[1])
-
-
-# What is done as this process opens a file of a name. Python takes no audit hook back, so there is
-# one for all tests, which does nothing while the dict is empty.
-as_opened: dict[str, Callable[[], None]] = {}
-
-
-def opening(event: str, arguments: tuple[Any, ...]) -> None:
-    if as_opened and event == "open" and (act := as_opened.get(str(arguments[0]))):
-        act()
-
-
-sys.addaudithook(opening)
 
 
 @pytest.fixture

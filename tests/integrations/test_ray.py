@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ ray = pytest.importorskip("ray")
 
 import rgpr  # noqa: E402
 from networks import convolutional, mlp  # noqa: E402
+from opening import as_opened  # noqa: E402
 from rgpr.integrations import ray as scoring  # noqa: E402
 from rgpr.integrations.ray import files, learning  # noqa: E402
 
@@ -315,6 +317,23 @@ def by_hand(path: Path, inputs: list[Path], out: Path, **options: object) -> int
     return int(scorer({name: np.array(value) for name, value in batch.items()})["rows"][0])
 
 
+def test_a_model_that_is_replaced_in_the_middle_of_a_run(
+    cluster: None, saved: tuple[Path, rgpr.RGPR], tmp_path: Path
+) -> None:
+    """Workers that start late, or again, would give answers of another model."""
+    path, _ = saved
+    parquet(tmp_path)
+    other = rgpr.RGPR(mlp()).fit([3 * torch.randn(100, 4)])
+
+    def network() -> torch.nn.Module:  # what a worker calls first
+        other.save(path)
+        return mlp()
+
+    with pytest.raises(ray.exceptions.RayError, match="no longer the model that this run began"):
+        scoring.score_files(tmp_path / "in", tmp_path / "out", path, network)
+    assert answers(tmp_path / "out") == []
+
+
 def test_a_file_without_rows_has_the_columns_of_the_others(
     tmp_path: Path, saved: tuple[Path, rgpr.RGPR]
 ) -> None:
@@ -403,6 +422,29 @@ def test_images_are_opened_with_care(
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3)  # of which Pillow itself would only warn
     with pytest.raises(ValueError, match=r"b.png cannot be read as an image"):
         by_hand(saved[0], [tmp_path / "b.png"], out, **options)
+
+
+def test_images_are_read_while_others_are_scored(
+    tmp_path: Path, saved: tuple[Path, rgpr.RGPR]
+) -> None:
+    """The first of the second batch, by the time that the first batch goes into the network."""
+    from PIL import Image
+
+    names = [tmp_path / f"{number:02d}.png" for number in range(10)]
+    for name in names:
+        Image.fromarray(np.zeros((1, 4), np.uint8)).save(name)
+    begun = threading.Event()
+
+    def scored(x: torch.Tensor) -> torch.Tensor:
+        assert begun.wait(60)
+        return x[:, 0, :, 0]
+
+    as_opened[str(names[8])] = begun.set
+    try:
+        assert by_hand(saved[0], names, tmp_path / "out.parquet", preprocess=scored) == 10
+    finally:
+        as_opened.clear()
+    assert [row["path"] for row in answers(tmp_path)] == [str(name) for name in names]
 
 
 @pytest.mark.parametrize("likelihood", ["classification", "regression"])
