@@ -110,8 +110,8 @@ def test_a_last_layer_laplace_is_fitted_in_bounded_memory(
 ) -> None:
     """A few times the numbers that are fitted, whatever the number of batches.
 
-    A Jacobian for each example of a batch, by which laplace-torch itself goes, would fill 116 TB for
-    32 examples, 21 000 classes and 2048 features.
+    laplace-torch itself goes by a Jacobian for each example of a batch. Those of 32 examples,
+    21 000 classes and 2048 features would fill 116 TB.
     """
     network = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, classes))
     x, y = torch.randn(32 * batches, 8), torch.arange(32 * batches) % classes

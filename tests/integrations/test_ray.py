@@ -68,13 +68,13 @@ class Fragile(scoring.Predictor):
     marker = ""
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        assert len(batch["id"]) <= 32, "another batch_size"
         if 100 in batch["id"] and not os.path.exists(self.marker):
             Path(self.marker).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__call__(batch)
 
 
-@pytest.mark.slow
 def test_every_row_once_although_a_worker_dies(
     cluster: None, saved: tuple[Path, rgpr.RGPR], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +108,27 @@ def test_every_row_once_although_a_worker_dies(
         "score",
         "p_value",
     }
+
+
+def test_options_reach_the_workers(
+    cluster: None, saved: tuple[Path, rgpr.RGPR], tmp_path: Path
+) -> None:
+    path, _ = saved
+    x = parquet(tmp_path)
+    options = {"autocast": torch.bfloat16, "scale": 0.5, "keep": ["id"]}
+    data = ray.data.read_parquet(str(tmp_path / "in"))
+    rows = scoring.score(data, path, mlp, batch_size=50, **options).take_all()
+    scoring.score_files(tmp_path / "in", tmp_path / "out", path, mlp, batch_size=50, **options)
+    by_hand = scoring.Predictor(path, mlp, **options)
+    for found in (rows, answers(tmp_path / "out")):
+        found.sort(key=lambda row: row["id"])
+        assert [row["id"] for row in found] == list(range(ROWS))
+        # The data are in files of fifty rows, so each batch is one of these.
+        parts = [by_hand({"x": x[i : i + 50], "id": np.arange(50)}) for i in range(0, ROWS, 50)]
+        expected = np.concatenate([part["score"] for part in parts])
+        np.testing.assert_allclose([row["score"] for row in found], expected, rtol=1e-5)
+    exact = scoring.Predictor(path, mlp, scale=0.5)({"x": x})["score"]
+    assert not np.allclose(expected, exact, rtol=1e-5)
 
 
 def test_ray_is_given_nothing_that_a_release_will_drop(
@@ -207,13 +228,17 @@ from networks import mlp
 from rgpr.integrations.ray import score_files
 process, out = os.getpid(), Path({out!r})
 
+calls = []
+
 def fatal(x):
-    if len(list(out.glob("[!.]*.parquet"))) == 2:
+    assert len(x) <= 20, "another batch_size"
+    calls.append(len(x))
+    if len(calls) == 8:  # two files of three batches each, and two batches of the third
         os.kill(process, signal.SIGKILL)  # the one that called score_files
         os.kill(os.getpid(), signal.SIGKILL)
     return x
 
-score_files({inputs!r}, out, {path!r}, mlp, preprocess=fatal)
+score_files({inputs!r}, out, {path!r}, mlp, preprocess=fatal, batch_size=20)
 """
 
 
@@ -238,7 +263,8 @@ def test_a_killed_run_goes_on(cluster: None, saved: tuple[Path, rgpr.RGPR], tmp_
     assert killed.returncode == -signal.SIGKILL
     finished = {file: file.stat().st_mtime_ns for file in out.glob("[!.]*.parquet")}
     assert len(finished) == 2
-    assert len(scoring.score_files(tmp_path / "in", out, path, mlp)) == 8
+    assert list(out.glob(".*.parquet")) != []  # the third, which was begun
+    assert len(scoring.score_files(tmp_path / "in", out, path, mlp, batch_size=20)) == 8
     assert all(file.stat().st_mtime_ns == written for file, written in finished.items())
     assert list(out.glob(".*.parquet")) == []  # what the killed one had begun to write
     rows = sorted(answers(out), key=lambda row: row["id"])
@@ -246,7 +272,7 @@ def test_a_killed_run_goes_on(cluster: None, saved: tuple[Path, rgpr.RGPR], tmp_
     np.testing.assert_allclose(
         [row["score"] for row in rows], model.score(torch.from_numpy(x)).detach(), atol=1e-4
     )
-    with pytest.raises(ValueError, match="batch_size was 512 and is 7"):
+    with pytest.raises(ValueError, match="batch_size was 20 and is 7"):
         scoring.score_files(tmp_path / "in", out, path, mlp, batch_size=7)
 
 
