@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 import rgpr
 from networks import mlp
+from opening import as_opened
 from rgpr._atomic import replacing
 from rgpr.residual.recipes import Strategy
 from rgpr.saving.container import read, write
@@ -210,6 +212,7 @@ def test_a_file_that_is_read_only_is_replaced(tmp_path: Path) -> None:
     path.chmod(0o444)
     tmp_path.chmod(0o777)
     program = f"""
+import itertools
 import os
 if os.getuid() == 0:
     os.setuid(65534)
@@ -295,3 +298,65 @@ def test_a_loaded_model_does_not_depend_on_its_file(whole: Path, tmp_path: Path)
         file.write(bytes(served.stat().st_size))
     assert torch.equal(model.score(x), before[0])
     assert torch.equal(model.p_value(x), before[1])
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Path, list[rgpr.RGPR], Callable[[], None]]]:
+    """A model's file, two models, and a function that replaces the file by the other model's."""
+    path, turns = tmp_path / "served.safetensors", itertools.count()
+    models = [rgpr.RGPR(mlp()).fit(scale * torch.randn(40, 4)) for scale in (1, 10)]
+    for number, model in enumerate(models):
+        model.save(tmp_path / f"{number}")
+    contents = [(tmp_path / f"{number}").read_bytes() for number in range(2)]
+
+    def replace() -> None:
+        (tmp_path / "next").write_bytes(contents[next(turns) % 2])
+        os.replace(tmp_path / "next", path)
+
+    replace()
+    yield path, models, replace
+    as_opened.clear()
+
+
+def test_a_file_that_is_replaced_while_it_is_read(
+    served: tuple[Path, list[rgpr.RGPR], Callable[[], None]],
+) -> None:
+    """Its tensors have been read, and its checksum has not."""
+    path, (old, new), replace = served
+
+    def once() -> None:
+        del as_opened[str(path)]
+        replace()
+
+    as_opened[str(path)] = once
+    loaded, x = rgpr.load(path, mlp()), torch.randn(20, 4)
+    assert not as_opened
+    assert torch.equal(loaded.score(x), new.score(x))
+    assert not torch.equal(loaded.score(x), old.score(x))
+
+
+def test_a_file_that_is_written_all_the_time(
+    served: tuple[Path, list[rgpr.RGPR], Callable[[], None]],
+) -> None:
+    """It is not called damaged, and loading comes to an end."""
+    path, _, replace = served
+    as_opened[str(path)] = replace
+    refused(path, "was written each of the 10 times that it was read; load it once whoever writes")
+
+
+def test_a_file_that_two_saves_replace_while_it_is_read(
+    served: tuple[Path, list[rgpr.RGPR], Callable[[], None]],
+) -> None:
+    """The first model is saved again before the checksum is read, which then fits the header."""
+    path, (old, _), replace = served
+    seen: list[int] = []
+
+    def twice() -> None:
+        seen.append(path.stat().st_ino)
+        if len(seen) == 1:
+            replace(), replace()
+
+    as_opened[str(path)] = twice
+    loaded, x = rgpr.load(path, mlp()), torch.randn(20, 4)
+    assert len(set(seen)) == len(seen) == 2  # read again
+    assert torch.equal(loaded.score(x), old.score(x))

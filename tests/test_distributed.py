@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -176,3 +177,27 @@ def test_what_fails_on_one_fails_on_both(tmp_path: Path) -> None:
     assert [code for code, _ in results] == [3, 3], results
     assert "rank 1 failed, so this one stops too" in results[0][1]
     assert "not finite" in results[1][1]
+
+
+def test_the_program_of_the_page(tmp_path: Path) -> None:
+    """What docs/scaling-out.md shows, started by torchrun, gives the model of one process."""
+    page = (Path(__file__).parents[1] / "docs" / "scaling-out.md").read_text()
+    program = page[page.index("# fit.py\n") :].partition("```")[0]
+    (tmp_path / "fit.py").write_text(program)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    places = os.pathsep.join(path for path in sys.path if path)
+    environment = {**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"}
+    run = [*torchrun, "fit.py"]
+    done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, timeout=240)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    assert done.stdout.count(b"200") == 1  # the report says of how many examples it is, once
+    torch.manual_seed(0)
+    alone = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    x = torch.randn(1000, 4)
+    y = alone(x).argmax(1)
+    expected = rgpr.RGPR(alone).fit(x[:800], y[:800], progress=False)
+    expected.calibrate(x[800:], y[800:], progress=False)
+    model = rgpr.load(tmp_path / "model.safetensors", copy.deepcopy(alone))
+    assert model._fit_count == 800
+    torch.testing.assert_close(model.score(3 * x), expected.score(3 * x), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model._references, expected._references, rtol=1e-5, atol=1e-6)

@@ -95,3 +95,29 @@ def test_a_last_layer_laplace_takes_its_factors_and_little_more(classes: int, wi
         return base
 
     assert tensor_memory(run) < 2.6 * square.nbytes
+
+
+@pytest.mark.parametrize(
+    ("structure", "classes", "width", "limit"),
+    [
+        ("diag", 21_000, 2048, 9 * 21_000 * 2049),
+        ("kron", 600, 32, 7 * 600**2),
+    ],
+)
+@pytest.mark.parametrize("batches", [2, 6])
+def test_a_last_layer_laplace_is_fitted_in_bounded_memory(
+    structure: str, classes: int, width: int, limit: int, batches: int
+) -> None:
+    """A few times the numbers that are fitted, whatever the number of batches.
+
+    laplace-torch itself goes by a Jacobian for each example of a batch. Those of 32 examples,
+    21 000 classes and 2048 features would fill 116 TB.
+    """
+    network = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, classes))
+    x, y = torch.randn(32 * batches, 8), torch.arange(32 * batches) % classes
+    loader = DataLoader(TensorDataset(x, y), batch_size=32)
+
+    def run() -> object:
+        return fit_laplace(network, loader, structure=structure, subset="last_layer")
+
+    assert tensor_memory(run) < 4 * limit + (1 << 22)

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,7 @@ ray = pytest.importorskip("ray")
 
 import rgpr  # noqa: E402
 from networks import convolutional, mlp  # noqa: E402
+from opening import as_opened  # noqa: E402
 from rgpr.integrations import ray as scoring  # noqa: E402
 from rgpr.integrations.ray import files, learning  # noqa: E402
 
@@ -65,13 +68,13 @@ class Fragile(scoring.Predictor):
     marker = ""
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        assert len(batch["id"]) <= 32, "another batch_size"
         if 100 in batch["id"] and not os.path.exists(self.marker):
             Path(self.marker).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__call__(batch)
 
 
-@pytest.mark.slow
 def test_every_row_once_although_a_worker_dies(
     cluster: None, saved: tuple[Path, rgpr.RGPR], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +108,46 @@ def test_every_row_once_although_a_worker_dies(
         "score",
         "p_value",
     }
+
+
+def test_options_reach_the_workers(
+    cluster: None, saved: tuple[Path, rgpr.RGPR], tmp_path: Path
+) -> None:
+    path, _ = saved
+    x = parquet(tmp_path)
+    options = {"autocast": torch.bfloat16, "scale": 0.5, "keep": ["id"]}
+    data = ray.data.read_parquet(str(tmp_path / "in"))
+    rows = scoring.score(data, path, mlp, batch_size=50, **options).take_all()
+    scoring.score_files(tmp_path / "in", tmp_path / "out", path, mlp, batch_size=50, **options)
+    by_hand = scoring.Predictor(path, mlp, **options)
+    for found in (rows, answers(tmp_path / "out")):
+        found.sort(key=lambda row: row["id"])
+        assert [row["id"] for row in found] == list(range(ROWS))
+        # The data are in files of fifty rows, so each batch is one of these.
+        parts = [by_hand({"x": x[i : i + 50], "id": np.arange(50)}) for i in range(0, ROWS, 50)]
+        expected = np.concatenate([part["score"] for part in parts])
+        np.testing.assert_allclose([row["score"] for row in found], expected, rtol=1e-5)
+    exact = scoring.Predictor(path, mlp, scale=0.5)({"x": x})["score"]
+    assert not np.allclose(expected, exact, rtol=1e-5)
+
+
+def test_ray_is_given_nothing_that_a_release_will_drop(
+    cluster: None, saved: tuple[Path, rgpr.RGPR]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scored = scoring.score(ray.data.range(4), saved[0], mlp, column="id", actors=(1, 2))
+    assert scored is not None
+
+
+def test_a_network_that_cannot_be_made_ends_the_run(
+    cluster: None, saved: tuple[Path, rgpr.RGPR]
+) -> None:
+    def network() -> torch.nn.Module:
+        raise ValueError("no weights here")
+
+    with pytest.raises(ray.exceptions.RayError, match="no weights here"):
+        scoring.score(ray.data.range(4), saved[0], network, column="id").materialize()
 
 
 class FragileLearner(learning.Learner):
@@ -185,13 +228,17 @@ from networks import mlp
 from rgpr.integrations.ray import score_files
 process, out = os.getpid(), Path({out!r})
 
+calls = []
+
 def fatal(x):
-    if len(list(out.glob("[!.]*.parquet"))) == 2:
+    assert len(x) <= 20, "another batch_size"
+    calls.append(len(x))
+    if len(calls) == 8:  # two files of three batches each, and two batches of the third
         os.kill(process, signal.SIGKILL)  # the one that called score_files
         os.kill(os.getpid(), signal.SIGKILL)
     return x
 
-score_files({inputs!r}, out, {path!r}, mlp, preprocess=fatal)
+score_files({inputs!r}, out, {path!r}, mlp, preprocess=fatal, batch_size=20)
 """
 
 
@@ -216,7 +263,8 @@ def test_a_killed_run_goes_on(cluster: None, saved: tuple[Path, rgpr.RGPR], tmp_
     assert killed.returncode == -signal.SIGKILL
     finished = {file: file.stat().st_mtime_ns for file in out.glob("[!.]*.parquet")}
     assert len(finished) == 2
-    assert len(scoring.score_files(tmp_path / "in", out, path, mlp)) == 8
+    assert list(out.glob(".*.parquet")) != []  # the third, which was begun
+    assert len(scoring.score_files(tmp_path / "in", out, path, mlp, batch_size=20)) == 8
     assert all(file.stat().st_mtime_ns == written for file, written in finished.items())
     assert list(out.glob(".*.parquet")) == []  # what the killed one had begun to write
     rows = sorted(answers(out), key=lambda row: row["id"])
@@ -224,7 +272,7 @@ def test_a_killed_run_goes_on(cluster: None, saved: tuple[Path, rgpr.RGPR], tmp_
     np.testing.assert_allclose(
         [row["score"] for row in rows], model.score(torch.from_numpy(x)).detach(), atol=1e-4
     )
-    with pytest.raises(ValueError, match="batch_size was 512 and is 7"):
+    with pytest.raises(ValueError, match="batch_size was 20 and is 7"):
         scoring.score_files(tmp_path / "in", out, path, mlp, batch_size=7)
 
 
@@ -293,6 +341,23 @@ def by_hand(path: Path, inputs: list[Path], out: Path, **options: object) -> int
     )
     batch = {"files": [json.dumps([str(each) for each in inputs])], "out": [str(out)]}
     return int(scorer({name: np.array(value) for name, value in batch.items()})["rows"][0])
+
+
+def test_a_model_that_is_replaced_in_the_middle_of_a_run(
+    cluster: None, saved: tuple[Path, rgpr.RGPR], tmp_path: Path
+) -> None:
+    """Workers that start late, or again, would give answers of another model."""
+    path, _ = saved
+    parquet(tmp_path)
+    other = rgpr.RGPR(mlp()).fit([3 * torch.randn(100, 4)])
+
+    def network() -> torch.nn.Module:  # what a worker calls first
+        other.save(path)
+        return mlp()
+
+    with pytest.raises(ray.exceptions.RayError, match="no longer the model that this run began"):
+        scoring.score_files(tmp_path / "in", tmp_path / "out", path, network)
+    assert answers(tmp_path / "out") == []
 
 
 def test_a_file_without_rows_has_the_columns_of_the_others(
@@ -383,6 +448,29 @@ def test_images_are_opened_with_care(
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3)  # of which Pillow itself would only warn
     with pytest.raises(ValueError, match=r"b.png cannot be read as an image"):
         by_hand(saved[0], [tmp_path / "b.png"], out, **options)
+
+
+def test_images_are_read_while_others_are_scored(
+    tmp_path: Path, saved: tuple[Path, rgpr.RGPR]
+) -> None:
+    """The first of the second batch, by the time that the first batch goes into the network."""
+    from PIL import Image
+
+    names = [tmp_path / f"{number:02d}.png" for number in range(10)]
+    for name in names:
+        Image.fromarray(np.zeros((1, 4), np.uint8)).save(name)
+    begun = threading.Event()
+
+    def scored(x: torch.Tensor) -> torch.Tensor:
+        assert begun.wait(60)
+        return x[:, 0, :, 0]
+
+    as_opened[str(names[8])] = begun.set
+    try:
+        assert by_hand(saved[0], names, tmp_path / "out.parquet", preprocess=scored) == 10
+    finally:
+        as_opened.clear()
+    assert [row["path"] for row in answers(tmp_path)] == [str(name) for name in names]
 
 
 @pytest.mark.parametrize("likelihood", ["classification", "regression"])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from laplace import Laplace
+from laplace.curvature import CurvlinopsGGN
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -179,3 +180,55 @@ def test_regression() -> None:
     mean, covariance = model(x)
     assert covariance.shape == (120, 2, 2)
     assert torch.equal(mean, model(x)[0])
+
+
+@pytest.mark.parametrize("likelihood", ["classification", "regression"])
+@pytest.mark.parametrize("structure", ["diag", "kron"])
+@pytest.mark.parametrize(("width", "outputs", "bias"), [(5, 3, True), (5, 3, False), (1, 2, True)])
+def test_a_last_layer_in_closed_form(
+    width: int, outputs: int, bias: bool, structure: str, likelihood: str
+) -> None:
+    """Against laplace-torch's own backend, by which the precision is summed example by example."""
+    torch.manual_seed(0)
+    layers = nn.Linear(4, width), nn.Tanh(), nn.Linear(width, outputs, bias=bias)
+    network = nn.Sequential(*layers).double()
+    x = torch.randn(50, 4).double()
+    y = torch.randn(50, outputs).double()
+    if likelihood == "classification":
+        y = torch.arange(50) % outputs
+    loader = DataLoader(TensorDataset(x, y), batch_size=20)
+    its, ours = (
+        fit_laplace(network, loader, likelihood, structure, "last_layer", **backend)
+        for backend in ({"backend": CurvlinopsGGN}, {})
+    )
+    assert type(ours.backend) is not CurvlinopsGGN
+    dense = [
+        la.posterior_precision.to_matrix(exponent=1) if structure == "kron" else la.H
+        for la in (ours, its)
+    ]
+    torch.testing.assert_close(*dense, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(ours.loss, its.loss)
+    variances = [rgpr.as_posterior(la)(x).variance for la in (ours, its)]
+    torch.testing.assert_close(*variances)
+
+
+def test_a_last_layer_at_several_positions_goes_through_laplace_torch() -> None:
+    """Features of tokens, whose outputs are pooled: no closed form of one linear layer."""
+
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.last(torch.tanh(self.first(x)).unflatten(0, (-1, 1)))
+            return out.mean(1)
+
+    x, y = torch.randn(30, 4), torch.arange(30) % 3
+    loader = DataLoader(TensorDataset(x, y), batch_size=10)
+    its, ours = (
+        fit_laplace(Pooled(), loader, structure="kron", subset="last_layer", **backend)
+        for backend in ({"backend": CurvlinopsGGN}, {})
+    )
+    assert type(ours.backend) is not CurvlinopsGGN
+    assert [len(each) for each in ours.H_facs.kfacs] == [len(each) for each in its.H_facs.kfacs]

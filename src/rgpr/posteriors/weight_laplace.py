@@ -25,6 +25,7 @@ from .._network.batches import Batch
 from .._network.loaders import labelled, on_device
 from .._network.sources import as_batches, check_read_again
 from .laplace_torch import check_fitted, likelihood_of
+from .last_layer_curvature import closed_form_ggn
 from .sampled import WeightPosterior, normal_like
 
 __all__ = ["KFL", "DiagonalLaplace", "fit_laplace"]
@@ -41,6 +42,9 @@ def fit_laplace(
     **options: Any,
 ) -> Any:
     """Fit laplace-torch over a copy of the network, normalisation layers held fixed.
+
+    Of the last layer alone, ``diag`` and ``kron`` are fitted in closed form, in memory that does
+    not grow with the data, so that thousands of classes are no matter.
 
     Args:
         network: The trained network; it is not changed.
@@ -61,7 +65,7 @@ def fit_laplace(
         if isinstance(module, _NORMALISATIONS):
             module.requires_grad_(False)
     # The one backend of laplace-torch that takes parameters that are held fixed.
-    options.setdefault("backend", CurvlinopsGGN)
+    options.setdefault("backend", closed_form_ggn() if subset == "last_layer" else CurvlinopsGGN)
     la = Laplace(
         network,
         likelihood,

@@ -28,6 +28,8 @@ _SEALED = 3
 _CHECKSUM = "rgpr_sha256"
 _NO_CHECKSUM = 64 * "0"
 _BLOCK = 2**20
+# How often a file is read that somebody writes meanwhile.
+_TRIES = 10
 # Bytes of a description; those of models with thousands of layers and columns have a tenth of this.
 _LONGEST = 1 << 24
 
@@ -115,13 +117,41 @@ def whole(tensor: Tensor) -> Tensor:
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any, int]:
     """Tensors, description and format of a file that :func:`write` made.
 
+    Header, tensors and checksum are read one after the other, each by opening the path, because
+    safetensors takes paths alone. Another process may replace the file in between, so what was read
+    counts only if the path still leads to the same file afterwards. Otherwise it is read again.
+
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, not ours, or of a newer format.
+        ValueError: The file is damaged, not ours, of a newer format, or written all the time.
     """
     path = Path(path)
+    for _ in range(_TRIES):
+        before = _identity(path)
+        try:
+            found = _read_once(path)
+        except ValueError:
+            if _identity(path) == before:
+                raise
+        else:
+            if _identity(path) == before:
+                return found
+    raise ValueError(
+        f"{path} was written each of the {_TRIES} times that it was read; load it once whoever "
+        "writes it is done"
+    )
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    """What changes if a path leads to another file, or if somebody writes into the file."""
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _read_once(path: Path) -> tuple[dict[str, Tensor], Any, int]:
+    """What :func:`read` returns, of a file that nobody replaces meanwhile."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

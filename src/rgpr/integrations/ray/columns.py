@@ -15,8 +15,6 @@ from ..._network.checks import network_dtype_device
 __all__ = ["Inputs", "Workers", "numbers"]
 
 Array = np.ndarray[Any, Any]
-# Workers that may be lost for each actor; one that cannot even start is not tried for ever.
-_RETRIES = 10
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,9 @@ class Workers:
     def map(self, dataset: Any, worker: Any, rows: int, **options: Any) -> Any:
         """The data set with batches of so many rows mapped by a class, lazily.
 
-        A lost worker is replaced, and its batch is run again.
+        A lost worker is replaced, and its batch is run again, as often as it takes: that is Ray's
+        default for pools of actors, and its releases from 2.64 on let nobody choose another number.
+        A worker whose class raises an error as it is made ends the run.
 
         Args:
             dataset: A ``ray.data.Dataset``.
@@ -123,6 +123,4 @@ class Workers:
             compute=ray.data.ActorPoolStrategy(min_size=low, max_size=high),
             num_gpus=self.gpus,
             num_cpus=self.cpus,
-            max_restarts=_RETRIES,
-            max_task_retries=_RETRIES,
         )

@@ -10,7 +10,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ from torch import Tensor, nn
 from ..._atomic import replacing
 from ..._images import ENDINGS, opened
 from ..._network.checks import network_dtype_device
+from .ahead import ahead
 from .columns import Array, Workers
 from .scoring import Predictor, check_file, check_names
 
 __all__ = ["FileScorer", "score_files"]
 
+# Columns to keep, and those with the inputs.
+_Read = tuple[Any, dict[str, Array]]
 # Readers of folders of parquet leave out names that begin with an underscore.
 _ABOUT = "_rgpr.json"
 
@@ -36,12 +40,28 @@ class FileScorer(Predictor):
     Args:
         batch_size: Rows scored together.
         size: Height and width that images are brought to; as they are by default.
+        content: The digest of the model's file, if it must be the one that a run began with.
         options: For :class:`Predictor`.
+
+    Raises:
+        ValueError: The file of the model was replaced since the run began.
     """
 
-    def __init__(self, *, batch_size: int, size: tuple[int, int] | None, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        batch_size: int,
+        size: tuple[int, int] | None,
+        content: str | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
         self.batch_size, self.size = batch_size, size
+        if content is not None and _content(options["path"]) != content:
+            raise ValueError(
+                f"{options['path']} is no longer the model that this run began with; put that one "
+                "back to go on, or name another folder for the answers of the new one"
+            )
 
     def __call__(self, batch: dict[str, Array]) -> dict[str, Array]:
         """The number of rows of every part, once its answers are in their file."""
@@ -56,9 +76,9 @@ class FileScorer(Predictor):
 
         out.parent.mkdir(parents=True, exist_ok=True)
         rows, writer = 0, None
-        with replacing(out) as temporary:
+        with replacing(out) as temporary, closing(ahead(self._batches(files))) as batches:
             try:
-                for kept, columns in self._batches(files):
+                for kept, columns in batches:
                     answers = self._answers(columns)
                     check_names(kept.column_names, answers)
                     for name, array in answers.items():
@@ -83,8 +103,8 @@ class FileScorer(Predictor):
         some = torch.zeros(1, *shape, dtype=dtype, device=self.device)
         return {name: array[:0] for name, array in self.answers(some).items()}
 
-    def _batches(self, files: Sequence[str]) -> Iterator[tuple[Any, dict[str, Array]]]:
-        """Columns to keep, and those with the inputs, of a few rows at a time."""
+    def _batches(self, files: Sequence[str]) -> Generator[_Read, None, None]:
+        """The columns of a few rows at a time; it runs in a thread, while others are scored."""
         import pyarrow as pa
 
         column = self.inputs.column
@@ -164,7 +184,7 @@ def score_files(
     folder, files = Path(out).resolve(), _files(inputs)
     _check_apart(inputs, folder)
     parts = _parts(files, folder, images_per_file)
-    options = {
+    options: dict[str, Any] = {
         "path": check_file(path),
         "network": network,
         "column": column,
@@ -176,7 +196,8 @@ def score_files(
         "size": size,
         "batch_size": batch_size,
     }
-    _check_begun(folder, files, options | {"images_per_file": images_per_file})
+    content = _content(options["path"])
+    _check_begun(folder, files, content, options | {"images_per_file": images_per_file})
     left = [
         {"files": json.dumps(part), "out": str(name)}
         for name, part in parts.items()
@@ -184,7 +205,8 @@ def score_files(
     ]
     if left:
         todo = ray.data.from_items(left, override_num_blocks=len(left))
-        Workers(actors, gpus, cpus).map(todo, FileScorer, 1, **options).materialize()
+        workers = Workers(actors, gpus, cpus)
+        workers.map(todo, FileScorer, 1, content=content, **options).materialize()
     return list(parts)
 
 
@@ -233,10 +255,14 @@ def _parts(files: list[str], folder: Path, images: int) -> dict[Path, list[str]]
     }
 
 
-def _check_begun(folder: Path, files: list[str], options: dict[str, Any]) -> None:
+def _content(path: str | os.PathLike[str]) -> str:
+    """The digest of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_begun(folder: Path, files: list[str], content: str, options: dict[str, Any]) -> None:
     """Refuse a folder of answers that another model, other options or other inputs gave."""
-    with open(options["path"], "rb") as model:
-        content = hashlib.file_digest(model, "sha256").hexdigest()
     named = hashlib.sha256("\n".join(files).encode()).hexdigest()
     functions = ("network", "preprocess")  # which cannot be compared
     about = {key: str(value) for key, value in options.items() if key not in (*functions, "path")}

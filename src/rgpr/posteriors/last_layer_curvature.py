@@ -1,0 +1,79 @@
+r"""Curvature of a last linear layer in closed form, for laplace-torch to fit by.
+
+With features :math:`\varphi_n` and the Hessian :math:`\Lambda_n` of the loss in the outputs, the
+generalised Gauss-Newton matrix of the weights is
+:math:`\sum_n \Lambda_n \otimes \varphi_n \varphi_n^\top`. Its diagonal and its Kronecker factors
+are products of two matrices with a row for each example:
+
+.. math:: H_{cj} = \sum_n (\Lambda_n)_{cc} \varphi_{nj}^2, \qquad
+          B = \sum_n \Lambda_n, \qquad A = \frac{1}{N} \sum_n \varphi_n \varphi_n^\top,
+
+for a softmax with :math:`\sum_n \Lambda_n = \operatorname{diag}(\sum_n p_n) - P^\top P`. So no
+Jacobian is needed, whose size is that of the weights times the outputs for every example, and no
+matrix of outputs by outputs for every example either.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["closed_form_ggn"]
+
+
+@cache
+def closed_form_ggn() -> type[Any]:
+    """laplace-torch's ``CurvlinopsGGN`` with a last layer's ``diag`` and ``kron`` in closed form.
+
+    What has no closed form here (features of several positions, frozen weights, sampled Fisher
+    matrices) goes through ``CurvlinopsGGN`` as before.
+    """
+    from laplace.curvature import CurvlinopsGGN
+    from laplace.utils import Kron
+
+    class LastLayerGGN(CurvlinopsGGN):
+        def diag(self, x: Any, y: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+            outputs, features, biased = self._last_layer(x)
+            if features is None:
+                found: tuple[Tensor, Tensor] = super().diag(x, y, **options)
+                return found
+            curvature = torch.ones_like(outputs)
+            if self.likelihood == "classification":
+                p = outputs.softmax(1)
+                curvature = p * (1 - p)
+            parts = [(curvature.T @ features.square()).flatten()]
+            if biased:
+                parts.append(curvature.sum(0))
+            return self.factor * self.lossfunc(outputs, y), torch.cat(parts)
+
+        def kron(self, x: Any, y: Tensor, N: int, **options: Any) -> tuple[Tensor, Any]:
+            outputs, features, biased = self._last_layer(x)
+            if features is None:
+                found: tuple[Tensor, Any] = super().kron(x, y, N, **options)
+                return found
+            b = len(outputs) * torch.eye(outputs.shape[1]).to(outputs)
+            if self.likelihood == "classification":
+                p = outputs.softmax(1)
+                b = p.sum(0).diag().addmm_(p.T, p, alpha=-1)
+            a = features.T @ features / N
+            factors: Any = [[b * a]] if b.numel() == a.numel() == 1 else [[b, a]]
+            if biased:
+                factors = [[b, a], [b]]
+            return self.factor * self.lossfunc(outputs, y), Kron(factors)
+
+        @torch.no_grad()
+        def _last_layer(self, x: Any) -> tuple[Tensor, Tensor | None, bool]:
+            """Outputs, features unless there is no closed form, and whether it has a bias."""
+            if not self.last_layer or self.stochastic:
+                return torch.zeros(0), None, False
+            extractor: Any = self.model
+            outputs, features = extractor.forward_with_features(x)
+            head, plain = extractor.last_layer, outputs.ndim == features.ndim == 2
+            learned = all(each.requires_grad for each in head.parameters())
+            closed = isinstance(head, nn.Linear) and plain and learned
+            return outputs, features if closed else None, head.bias is not None
+
+    return LastLayerGGN
