@@ -7,6 +7,7 @@ Reads the report that pytest's ``--junitxml`` wrote, adds up each file's tests, 
 from __future__ import annotations
 
 import sys
+from ast import literal_eval
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -32,7 +33,9 @@ def counted(report: Path) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
     files: dict[str, dict[str, int]] = {}
     reasons: dict[str, int] = {}
     for case in ElementTree.parse(report).iter("testcase"):
-        name = f"{case.get('classname', '').replace('.', '/')}.py"
+        # A file that is skipped as a whole has its name in the place of a test's.
+        module = case.get("classname") or case.get("name", "")
+        name = f"{module.replace('.', '/')}.py"
         ended = {child.tag: child for child in case}
         if "failure" in ended or "error" in ended:
             raise ValueError(f"{name}::{case.get('name')} failed, so there is nothing to record")
@@ -40,7 +43,10 @@ def counted(report: Path) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
         counts = files.setdefault(name, {"passed": 0, "skipped": 0})
         counts["passed" if skipped is None else "skipped"] += 1
         if skipped is not None:
-            reason = skipped.get("message", "").removeprefix("Skipped: ")
+            message = skipped.get("message", "")
+            if message == "collection skipped":
+                *_, message = literal_eval(skipped.text or "")  # path, line and reason
+            reason = message.removeprefix("Skipped: ")
             reasons[reason] = reasons.get(reason, 0) + 1
     if not any(counts["passed"] for counts in files.values()):
         raise ValueError(f"{report} has no test that passed")

@@ -42,6 +42,13 @@ def test_tests_are_counted(tmp_path: Path) -> None:
     assert reasons == {"needs two GPUs": 2}
 
 
+def test_a_file_that_is_skipped_as_a_whole_has_its_name_and_reason(tmp_path: Path) -> None:
+    (tmp_path / "test_other.py").write_text("import pytest\npytest.importorskip('no_such_module')")
+    files, reasons = counted(reported(tmp_path, TESTS))
+    assert files["test_other.py"] == {"passed": 0, "skipped": 1}
+    assert any(reason.endswith("No module named 'no_such_module'") for reason in reasons)
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
