@@ -212,7 +212,6 @@ def test_a_file_that_is_read_only_is_replaced(tmp_path: Path) -> None:
     path.chmod(0o444)
     tmp_path.chmod(0o777)
     program = f"""
-import itertools
 import os
 if os.getuid() == 0:
     os.setuid(65534)
@@ -321,7 +320,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, list[rgpr.RGPR], Callable[[],
 def test_a_file_that_is_replaced_while_it_is_read(
     served: tuple[Path, list[rgpr.RGPR], Callable[[], None]],
 ) -> None:
-    """Its tensors have been read, and its checksum has not."""
+    """Its header has been read, and its checksum and tensors have not."""
     path, (old, new), replace = served
 
     def once() -> None:

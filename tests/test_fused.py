@@ -660,10 +660,10 @@ def test_a_network_uses_a_tensor_before_a_kernel_reads_it(by_kernels: None) -> N
     torch.testing.assert_close(model(x), expected)
     order = list(graphs[0].graph.nodes)
     reads = [node for node in order if "rgpr.pooled" in str(node.target)]
-    assert reads
-    for node in reads:
-        uses = [user for user in node.args[0].users if user is not node]
-        assert not uses or min(map(order.index, uses)) < order.index(node)
+    uses = [[user for user in node.args[0].users if user is not node] for node in reads]
+    assert any(uses)
+    for node, others in zip(reads, uses, strict=True):
+        assert not others or min(map(order.index, others)) < order.index(node)
 
 
 @torch.no_grad()

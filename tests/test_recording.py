@@ -176,6 +176,7 @@ def test_options_without_cuda_graphs() -> None:
     assert found == {"options": {"triton.cudagraphs": False}, "fullgraph": True}
     apart = list_mode_options("max-autotune-no-cudagraphs")
     assert without({"mode": "max-autotune"}) == {"options": {**apart, "triton.cudagraphs": False}}
+    assert without({"backend": "aot_eager", "options": {"triton.cudagraphs": True}}) is None
     given: dict[str, Any] = {"options": {"triton.cudagraphs": True, "max_autotune": False}}
     assert without(given) == {"options": {"triton.cudagraphs": False, "max_autotune": False}}
     assert given["options"]["triton.cudagraphs"]
@@ -224,6 +225,9 @@ BASES: dict[str, Callable[[], rgpr.RGPR]] = {
     "diagonal": lambda: rgpr.RGPR(laplace_over_blobs("classification", "diag")[0]).fit([blobs()]),
     "paper": lambda: rgpr.RGPR(mlp(), residual="paper").fit([blobs()]),
     "regression": lambda: rgpr.RGPR(mlp(), likelihood="regression").fit([blobs()[0]]),
+    "regression over Laplace": lambda: rgpr.RGPR(laplace_over_blobs("regression", "kron")[0]).fit(
+        [blobs()[0]]
+    ),
     "one output": lambda: rgpr.RGPR(mlp(4, 1), likelihood="classification").fit([blobs()[0]]),
 }
 
@@ -287,6 +291,23 @@ CHANGES: dict[str, Callable[[rgpr.RGPR], Any]] = {
     "prototypes in place": lambda m: m.residual.coordinates[1].origin.add_(1),
     "nan": lambda m: setattr(m, "nan", "propagate"),
 }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("base", ["network", "Laplace"])
+def test_calls_are_recorded_once_nobody_watches_any_more(eager: Repeating, base: str) -> None:
+    model, x, seen = built(base), inputs(), []
+    expected = plainly(model, x)
+    watching = model.posterior.register_forward_hook(lambda *_: seen.append(1))
+    for _ in range(4):
+        assert_same(model(x), expected)
+    assert len(seen) == 4
+    assert not eager.recorded
+    watching.remove()
+    for _ in range(4):
+        assert_same(model(x), expected)
+    assert len(seen) == 4
+    assert eager.recorded == 1
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -189,7 +189,7 @@ def test_the_weights_of_layers_are_the_same_inside_of_graphs() -> None:
 
 changes = st.tuples(
     st.sampled_from(["sigma2", "typical"]),
-    st.sampled_from(["in place", "another tensor"]),
+    st.sampled_from(["in place", "another tensor", "behind torch's back"]),
     st.integers(0, 2),
     st.sampled_from([0.0, 0.5, 3.0]),
 )
@@ -205,7 +205,8 @@ def test_the_weights_of_layers_follow_every_change(
         r(u)
         if how == "another tensor":
             setattr(r, name, getattr(r, name).clone())
-        getattr(r, name)[layer] = value
+        tensor = getattr(r, name)
+        (tensor.numpy() if how == "behind torch's back" else tensor)[layer] = value
         anew = with_onset(r.sigma2.tolist(), 0.2, r.typical.tolist())
         assert torch.equal(r(u), anew(u))
         assert torch.equal(copy.deepcopy(r)(u), anew(u))
@@ -217,6 +218,23 @@ def test_the_weights_of_layers_are_no_constants_of_a_graph() -> None:
     graph = torch.export.export(r, (u,)).module()
     graph.sigma2[1] = r.sigma2[1] = 0
     torch.testing.assert_close(graph(u), r(u))
+
+
+def test_the_weights_of_layers_are_where_the_scales_are() -> None:
+    """Whatever device is the default, which nobody else's weights of layers know."""
+    r, u = with_onset([1.0] * 9, 0.2), torch.rand(4, 9, dtype=torch.float64)
+    with torch.device("meta"):
+        assert r.exponents.device == r.sigma2.device
+    assert r(u).isfinite().all()
+
+
+def test_gradients_through_vmap_of_a_silent_layer_are_numbers() -> None:
+    r = with_onset([1.0, 1.0, 1.0], 0.2)
+    u = torch.tensor([[1.0, 0.0, 3.0], [2.0, 1.0, 3.0]], dtype=torch.float64)
+    through = torch.func.grad(lambda u: torch.func.vmap(lambda row: r(row[None])[0])(u).sum())(u)
+    plain = torch.func.grad(lambda u: r(u).sum())(u)
+    torch.testing.assert_close(through, plain)
+    assert through.isfinite().all()
 
 
 def test_the_weights_of_layers_are_usable_outside_of_inference_mode() -> None:

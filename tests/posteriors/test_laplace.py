@@ -284,6 +284,26 @@ def test_hooks_on_the_posterior_see_its_calls() -> None:
     handle = model.posterior.register_forward_pre_hook(lambda *about: seen.append(about))
     model(x)
     assert len(seen) == 2
+    handle.remove()
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, *about: seen.append(about) if module is model.posterior else None
+    )
+    try:
+        model(x)
+    finally:
+        handle.remove()
+    assert len(seen) == 3
+
+
+def test_a_row_with_a_nan_has_no_covariance() -> None:
+    """Outputs of which nothing is known do not go together either."""
+    la, x = fitted(mlp(), "regression")
+    model = rgpr.RGPR(la).fit([x], progress=False)
+    expected, strange = model(x)[1], x.clone()
+    strange[0, 1] = torch.nan
+    covariance = model(strange)[1]
+    assert covariance[0].isnan().all()
+    torch.testing.assert_close(covariance[1:], expected[1:])
 
 
 def test_a_compiled_network_below_laplace() -> None:

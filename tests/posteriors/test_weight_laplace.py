@@ -212,6 +212,35 @@ def test_a_last_layer_in_closed_form(
     torch.testing.assert_close(*variances)
 
 
+class Changed(nn.Module):
+    """What a network does to the outputs of its last layer: a scale, or some of them left out."""
+
+    def __init__(self, scale: float, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.scale, self.outputs = scale, outputs
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(torch.tanh(self.first(x))) / self.scale
+        return out[:, : self.outputs]
+
+
+@pytest.mark.parametrize(("scale", "outputs"), [(0.07, 3), (1.0, 2)])
+def test_a_last_layer_whose_outputs_are_changed_goes_through_laplace_torch(
+    scale: float, outputs: int
+) -> None:
+    torch.manual_seed(0)
+    network, x = Changed(scale, outputs).double(), torch.randn(30, 4).double()
+    loader = DataLoader(TensorDataset(x, torch.arange(30) % outputs), batch_size=10)
+    its, ours = (
+        fit_laplace(network, loader, structure="kron", subset="last_layer", **backend)
+        for backend in ({"backend": CurvlinopsGGN}, {})
+    )
+    assert type(ours.backend) is not CurvlinopsGGN
+    precisions = [la.posterior_precision.to_matrix(exponent=1) for la in (ours, its)]
+    torch.testing.assert_close(*precisions, rtol=1e-9, atol=1e-9)
+
+
 def test_a_last_layer_at_several_positions_goes_through_laplace_torch() -> None:
     """Features of tokens, whose outputs are pooled: no closed form of one linear layer."""
 

@@ -243,7 +243,7 @@ def can_look(x: Tensor) -> bool:
 
 
 def all_finite(*tensors: Tensor) -> bool:
-    """Whether all entries of some tensors are finite, by one look at their sum.
+    """Whether all entries of some tensors are finite, by one look at the sum of each.
 
     The answer may be no although all are, because a sum can overflow where no entry does. Callers
     then go the careful way, which is right for every entry.
@@ -253,7 +253,8 @@ def all_finite(*tensors: Tensor) -> bool:
 
 def needs_derivatives(x: Tensor) -> bool:
     """Whether torch may be asked for derivatives of what is made of a tensor."""
-    return bool(x.requires_grad or forward_ad._current_level >= 0)
+    # Inside of vmap a tensor does not say whether a transform around it differentiates.
+    return bool(x.requires_grad or forward_ad._current_level >= 0 or _transforming())
 
 
 # -- operations ------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ kernels of a small network.
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable
 from inspect import signature
@@ -156,8 +157,10 @@ def _network_first(graph: torch.fx.Graph) -> None:
 
 def _writes(node: torch.fx.Node) -> bool:
     """Whether an operation may write into a tensor that it is given."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return False
     schema = getattr(node.target, "_schema", None)
-    return node.op == "call_function" and (schema is None or schema.is_mutable)
+    return schema is None or bool(schema.is_mutable)
 
 
 def spelled_out(options: dict[str, Any], *, in_order: bool) -> dict[str, Any]:
@@ -168,12 +171,12 @@ def spelled_out(options: dict[str, Any], *, in_order: bool) -> dict[str, Any]:
         in_order: Have the compiler leave operations in the order of the graph. It would move each
             to the place before its result is used first, and so undo :func:`_network_first`.
     """
+    mode, inner = options.get("mode"), options.get("options")
+    # Torch itself refuses a mode beside options.
+    if not _own_compiler(options) or (mode is not None and inner is not None):
+        return options
     from torch._inductor import list_mode_options
 
-    mode, inner = options.get("mode"), options.get("options")
-    foreign = options.get("backend", "inductor") != "inductor"
-    if foreign or (mode is not None and inner is not None):  # which torch refuses itself
-        return options
     inner = {**({} if mode is None else list_mode_options(mode)), **(inner or {})}
     if in_order:
         inner = {"reorder_for_locality": False, **inner}
@@ -184,9 +187,13 @@ def spelled_out(options: dict[str, Any], *, in_order: bool) -> dict[str, Any]:
 def without_cuda_graphs(options: dict[str, Any]) -> dict[str, Any] | None:
     """The same spelled-out options without CUDA graphs; ``None`` if they ask for none."""
     inner = options.get("options") or {}
-    if not inner.get("triton.cudagraphs"):
+    if not _own_compiler(options) or not inner.get("triton.cudagraphs"):
         return None
     return {**options, "options": {**inner, "triton.cudagraphs": False}}
+
+
+def _own_compiler(options: dict[str, Any]) -> bool:
+    return bool(options.get("backend", "inductor") == "inductor")
 
 
 class _Graphs:

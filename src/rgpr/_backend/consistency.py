@@ -10,28 +10,12 @@ from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-__all__ = ["Consistency", "Unchanged"]
+__all__ = ["Consistency"]
 
 _Table = dict[Any, Any]
-_dtype, _device, _version = attrgetter("dtype"), attrgetter("device"), attrgetter("_version")
-
-
-class Unchanged:
-    """Some tensors as they are now, so that what is made of them can be kept while they stay so.
-
-    Args:
-        tensors: The tensors. Torch counts the changes in place of all but those of inference mode.
-    """
-
-    def __init__(self, *tensors: Tensor) -> None:
-        self._tensors, self._versions = tensors, [*map(_version, tensors)]
-
-    def holds(self, *tensors: Tensor) -> bool:
-        """Whether these are the same tensors, and did not change in place since."""
-        same = all(map(is_, tensors, self._tensors))
-        return same and [*map(_version, tensors)] == self._versions
+_dtype, _device = attrgetter("dtype"), attrgetter("device")
 
 
 class Consistency:

@@ -120,7 +120,7 @@ class evaluating(Guard):  # noqa: N801, which reads as what it does
 def evaluating_or_not(network: nn.Module) -> AbstractContextManager[Any]:
     """:class:`evaluating`, or nothing where all modules are in evaluation mode of their own.
 
-    Either is entered twice.
+    Like every :class:`Guard`, what this returns is entered twice.
     """
     if not torch.compiler.is_compiling() and in_evaluation(every_module(network)):
         return nullcontext()

@@ -115,8 +115,8 @@ class _Hooks(Guard):
 
     def restore(self) -> None:
         self._remove()
-        # Hooks refer to this guard. With them it would keep what was read until Python looks for
-        # circles.
+        # The hooks refer to this guard, and the guard to the hooks. While they do, everything that
+        # was read stays in memory until Python's garbage collector runs.
         self._places = []
 
 

@@ -192,7 +192,9 @@ def _regression(
     if diagonal:
         return mean, replaced(limit, 0.0, gaussian.variance) + v[:, None]
     covariance = replaced(limit, 0.0, gaussian.covariance)
-    return mean, covariance + torch.diag_embed(v[:, None].expand_as(mean))
+    covariance = covariance + torch.diag_embed(v[:, None].expand_as(mean))
+    # Of a row with a NaN nothing is known, not even how its outputs go together.
+    return mean, torch.where(v.isnan()[:, None, None], torch.nan, covariance)
 
 
 # -- by samples ----------------------------------------------------------------------------------

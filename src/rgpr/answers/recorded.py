@@ -161,7 +161,7 @@ class _Parts:
     def __init__(self, recorder: Recorder, extension: Extension) -> None:
         self.recorder, self.extension, self.pool = recorder, extension, recorder.pool()
         posterior, residual = extension.posterior, extension.residual
-        self.closed: Closed | None = posterior.closed
+        self.closed: Closed | None = None
         # The pass runs the network alone, so the modes of its modules are all that matters.
         self.network: list[nn.Module] = list(posterior.network.modules())
         networks = set(self.network)
@@ -192,9 +192,9 @@ class _Parts:
     @property
     def hooked(self) -> bool:
         """Whether nothing can be recorded: hooks would not run, or nobody knows what follows."""
-        if self.closed is None or any(self._hooks):
-            return True
-        return self.extension.posterior.closed is None  # methods may have been replaced since
+        # Methods and hooks may have been put in place since the last call, and taken away.
+        self.closed = self.extension.posterior.closed
+        return self.closed is None or any(self._hooks)
 
     def on(self, device: torch.device) -> bool:
         """Whether all tensors are on this device."""
@@ -277,15 +277,9 @@ class _Passage:
         """What the posterior makes its Gaussian of."""
         closed, seen = self._parts.closed, self._reading.features
         # Nothing is kept of a pass. A network may ask for gradients, which no answer has.
-        self._reading.features, mean = [], mean.detach()
-        if closed is None or closed.head is None:
-            return (mean,)
-        if len(seen) != 1 or seen[0].dim() != 2:
-            raise ValueError(
-                f"the last layer '{closed.head}' ran {len(seen)} times, or not on one feature "
-                "vector for each input"
-            )
-        return (mean, seen[0].detach())
+        self._reading.features = []
+        assert closed is not None
+        return tuple(given.detach() for given in closed.given(mean, seen))
 
     def _leave(self, x: Tensor, *tensors: Tensor) -> Any:
         """What comes after the pass: the answer."""

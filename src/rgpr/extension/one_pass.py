@@ -115,7 +115,8 @@ class Extension:
             if closed is None:
                 output = (run or self.posterior)(clean)
             else:
-                output = closed.gaussian(self.posterior.point(clean), *reading.features)
+                mean = self.posterior.point(clean)
+                output = closed.gaussian(*closed.given(mean, reading.features))
         u = together(columns, packed)
         u = u if finite is None else torch.where(finite[:, None], u, first[:, None])
         return Reading(output, u, like.dtype if plain else dtype_of(network, x))

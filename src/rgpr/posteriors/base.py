@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -33,12 +33,38 @@ class Closed:
 
     Attributes:
         gaussian: ``gaussian(mean)`` or ``gaussian(mean, features)`` gives what ``forward`` does.
-            It refuses features of no run of the module, or of several.
         head: The name of the module whose input are the features, if they are needed.
     """
 
     gaussian: Callable[..., Gaussian]
     head: str | None = None
+
+    def given(self, mean: Tensor, seen: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What :attr:`gaussian` takes: the mean, and the features if they are needed.
+
+        Args:
+            mean: The network's outputs.
+            seen: What went into the head, once for each of its runs.
+
+        Raises:
+            ValueError: The head did not run once, or not on one vector for each input.
+        """
+        return (mean,) if self.head is None else (mean, features_of(self.head, seen))
+
+
+def features_of(head: str, seen: Sequence[Tensor]) -> Tensor:
+    """What went into a last layer, ``(B, D)``, from its inputs in all of its runs.
+
+    Raises:
+        ValueError: The layer did not run once, or not on one vector for each input.
+    """
+    if len(seen) != 1 or seen[0].dim() != 2:
+        what = f"{len(seen)} times" if len(seen) != 1 else f"on shape {tuple(seen[0].shape)}"
+        raise ValueError(
+            f"the last layer '{head}' ran {what}; the closed form needs it to run once, "
+            "on one feature vector per input"
+        )
+    return seen[0]
 
 
 class Posterior(StableBuffers):
@@ -143,6 +169,7 @@ class Posterior(StableBuffers):
             and "point" not in own
             and not self._forward_hooks
             and not self._forward_pre_hooks
+            and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
         )
 
     def choose_layers(

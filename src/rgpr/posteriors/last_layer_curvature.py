@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 __all__ = ["closed_form_ggn"]
 
@@ -54,10 +55,11 @@ def closed_form_ggn() -> type[Any]:
             if features is None:
                 found: tuple[Tensor, Any] = super().kron(x, y, N, **options)
                 return found
-            b = len(outputs) * torch.eye(outputs.shape[1]).to(outputs)
             if self.likelihood == "classification":
                 p = outputs.softmax(1)
                 b = p.sum(0).diag().addmm_(p.T, p, alpha=-1)
+            else:
+                b = outputs.new_full(outputs.shape[1:], len(outputs)).diag()
             a = features.T @ features / N
             factors: Any = [[b * a]] if b.numel() == a.numel() == 1 else [[b, a]]
             if biased:
@@ -74,6 +76,10 @@ def closed_form_ggn() -> type[Any]:
             head, plain = extractor.last_layer, outputs.ndim == features.ndim == 2
             learned = all(each.requires_grad for each in head.parameters())
             closed = isinstance(head, nn.Linear) and plain and learned
+            if closed:  # What the network does to the head's outputs would belong to the Hessian.
+                own = F.linear(features, head.weight, head.bias)
+                closed = own.shape == outputs.shape
+                closed = closed and torch.allclose(own, outputs, rtol=1e-4, atol=1e-6)
             return outputs, features if closed else None, head.bias is not None
 
     return LastLayerGGN

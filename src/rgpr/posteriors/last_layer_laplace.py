@@ -11,14 +11,14 @@ no Jacobian:
 - ``full``: :math:`V = \tilde\varphi^\top \Sigma \tilde\varphi` blockwise,
   :math:`\tilde\varphi = (\varphi, 1)`.
 
-Everything it takes is in buffers, so prediction needs no other library. The largest feature of a
-row is taken out before squaring and its square put back in float64, so features may be as large as
-float32 allows.
+Everything it takes is in buffers, so prediction needs no other library. Where squares may overflow,
+the largest feature of a row is taken out before squaring and its square put back in float64, so
+features may be as large as float32 allows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Self
 
@@ -30,15 +30,15 @@ from .._backend.precision import at_least_float32, full_precision
 from .._network.batches import Batch
 from .._network.outputs import Output, outputs
 from .._network.running import watching
-from .base import Closed, Posterior
+from .base import Closed, Posterior, features_of
 from .gaussian import DenseGaussian, DiagonalGaussian, Gaussian, standard_normal
 
 __all__ = ["LastLayerLaplace", "point_and_features"]
 
 # Numbers of a matrix of outputs by outputs that are worked on at a time.
 _NUMBERS = 1 << 20
-# Variances whose sum is so many times below the largest number are made of numbers that did not
-# overflow: in a basis of the outputs that is orthogonal no variance exceeds their sum.
+# If the sum of all variances is so many times below the largest number, no step on the way to them
+# overflowed, and the eigenvalues will not either: in an orthogonal basis none exceeds the sum.
 _ROOM = 4
 # What features are multiplied by.
 _FACTORS = {"kron": "in_basis", "diag": "weight", "full": "covariance"}
@@ -113,8 +113,7 @@ class LastLayerLaplace(Posterior):
         own = self._predicts_as(LastLayerLaplace)
         return Closed(self._gaussian, self.head) if own else None
 
-    def _gaussian(self, mean: Tensor, *seen: Tensor) -> Gaussian:
-        features = _only(self.head, seen)
+    def _gaussian(self, mean: Tensor, features: Tensor) -> Gaussian:
         with full_precision(features):
             return self._in_full_precision(mean, features)
 
@@ -185,18 +184,7 @@ def point_and_features(
     hooks = watching(network, {head: lambda module, args, output: seen.append(args[0])})
     with hooks, hooks:
         mean = outputs(network, x, which)
-    return mean, _only(name, seen)
-
-
-def _only(name: str, seen: Sequence[Tensor]) -> Tensor:
-    """The features, if the last layer of this name has seen some once and they are vectors."""
-    if len(seen) != 1 or seen[0].dim() != 2:
-        what = f"{len(seen)} times" if len(seen) != 1 else f"on shape {tuple(seen[0].shape)}"
-        raise ValueError(
-            f"the last layer '{name}' ran {what}; the closed form needs it to run once, "
-            "on one feature vector per input"
-        )
-    return seen[0]
+    return mean, features_of(name, seen)
 
 
 def _in_parts(of_rows: Callable[[Tensor], Tensor], matrix: Tensor, axis: int = -1) -> Tensor:

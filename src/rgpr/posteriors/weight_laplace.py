@@ -43,8 +43,9 @@ def fit_laplace(
 ) -> Any:
     """Fit laplace-torch over a copy of the network, normalisation layers held fixed.
 
-    Of the last layer alone, ``diag`` and ``kron`` are fitted in closed form, in memory that does
-    not grow with the data, so that thousands of classes are no matter.
+    Of the last layer alone, ``diag`` and ``kron`` are fitted in closed form, without a Jacobian of
+    all outputs, so thousands of classes fit into memory. ``kron`` still needs a few matrices of
+    classes by classes.
 
     Args:
         network: The trained network; it is not changed.

@@ -24,12 +24,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
 from .._backend.arithmetic import can_look, needs_derivatives
-from .._backend.consistency import Unchanged
 from .._backend.small_layers import Packing, Parts
 from .coordinates import Coordinates
 
@@ -69,8 +69,6 @@ class Residual(Packing):
     onset: Tensor | None
     slope: Tensor
     unit: Tensor
-    # The exponents, and the tensors that they were made of.
-    _kept: tuple[Unchanged, Tensor] | None = None
 
     def __init__(
         self,
@@ -93,9 +91,6 @@ class Residual(Packing):
         self.register_buffer("slope", torch.ones_like(zeros[0]))
         self.register_buffer("unit", torch.full_like(zeros[0], unit))
 
-    def __getstate__(self):  # type: ignore[no-untyped-def]
-        return super().__getstate__() | {"_kept": None}  # type: ignore[no-untyped-call]
-
     def at(self, index: int) -> Coordinates:
         """The coordinates of one representation."""
         coordinates: Coordinates = self.coordinates[index]  # type: ignore[assignment]
@@ -111,17 +106,7 @@ class Residual(Packing):
 
         Hidden layers that varied and are not switched off share it; without any, the input has it.
         """
-        made_of, kept = (self.typical, self.sigma2), self._kept
-        # A graph has to compute them, because its tensors may change.
-        if not can_look(self.sigma2) or any(tensor.is_inference() for tensor in made_of):
-            return _equal_weights((self.typical > 0) & (self.sigma2 > 0))
-        if kept is None or not kept[0].holds(*made_of):
-            # Versions are noted before the values are read, which another thread may change.
-            now = Unchanged(*made_of)
-            with torch.inference_mode(False):
-                kept = now, _equal_weights((self.typical > 0) & (self.sigma2 > 0))
-            self._kept = kept
-        return kept[1]
+        return _equal_weights(self.typical, self.sigma2)
 
     def contributions(self, u: Tensor, *, finite: bool = False) -> Tensor:
         """``sigma2 * u``, ``(B, L)``, from ``u`` of that shape.
@@ -166,7 +151,7 @@ class Residual(Packing):
         fit, whatever is tuned or calibrated later. That ``u`` is finite saves nothing here.
         """
         varied = self.typical > 0
-        return _joined(u / torch.where(varied, self.typical, 1.0), _equal_weights(varied))
+        return _joined(u / torch.where(varied, self.typical, 1.0), _equal_weights(self.typical))
 
     def forward(self, u: Tensor, *, finite: bool = False) -> Tensor:
         """``v(x)``: ``(B,)`` in float64 from ``u`` of shape ``(B, L)``."""
@@ -182,17 +167,28 @@ class Residual(Packing):
         return weights, float(self.slope * self.onset)
 
 
-def _equal_weights(counted: Tensor) -> Tensor:
-    """Equal weights of the hidden layers that count; the input's if none does."""
-    if can_look(counted):  # outside of tensors a few numbers take less time
-        flags = [False, *counted.tolist()[1:]]
-        flags[0] = not any(flags)
-        total = sum(flags)
-        return torch.tensor([flag / total for flag in flags], dtype=torch.float64)
+def _equal_weights(*sizes: Tensor) -> Tensor:
+    """Equal weights of the hidden layers of which all sizes are positive; the input's if none is.
+
+    Args:
+        sizes: Numbers of each layer, ``(L,)``.
+    """
+    if can_look(sizes[0]):  # outside of tensors a few numbers take less time
+        layers = zip(*(size.tolist() for size in sizes), strict=True)
+        return _weights_of(tuple(min(layer) > 0 for layer in layers))
+    counted = torch.stack(sizes).amin(0) > 0
     index = torch.arange(len(counted), device=counted.device)
     hidden = counted & (index > 0)
     chosen = torch.where(hidden.any(), hidden, index == 0).double()
     return chosen / chosen.sum()
+
+
+@lru_cache(maxsize=64)
+def _weights_of(counted: tuple[bool, ...]) -> Tensor:
+    """Equal weights of the hidden layers that count, on the CPU; the input's if none does."""
+    flags = [not any(counted[1:]), *counted[1:]]
+    with torch.inference_mode(False):
+        return torch.tensor(flags, dtype=torch.float64, device="cpu") / sum(flags)
 
 
 def _joined(parts: Tensor, exponents: Tensor, *, finite: bool = False) -> Tensor:
@@ -203,7 +199,7 @@ def _joined(parts: Tensor, exponents: Tensor, *, finite: bool = False) -> Tensor
     # An infinite layer makes the arithmetic mean infinite by itself. Beside a silent layer, whose
     # zero silences the product, it would make the product NaN.
     bounded = parts if finite else parts.clamp_max(_LARGEST)
-    if needs_derivatives(parts):  # which the logarithm of a zero has not
+    if needs_derivatives(parts):  # The logarithm of zero has no derivative.
         silent = parts == 0
         logs = torch.xlogy(exponents, torch.where(silent, 1.0, bounded))
         logs = torch.where(silent & (exponents > 0), -torch.inf, logs)

@@ -117,9 +117,9 @@ def whole(tensor: Tensor) -> Tensor:
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any, int]:
     """Tensors, description and format of a file that :func:`write` made.
 
-    Header, tensors and checksum are read one after the other, each by opening the path, because
-    safetensors takes paths alone. Another process may replace the file in between, so what was read
-    counts only if the path still leads to the same file afterwards. Otherwise it is read again.
+    The path is opened twice, for the checksum and for header and tensors, because safetensors takes
+    paths alone. Another process may replace the file in between, so what was read counts only if
+    the path still leads to the same file afterwards. Otherwise it is read again.
 
     Raises:
         FileNotFoundError: There is no such file.
