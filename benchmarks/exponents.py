@@ -10,6 +10,7 @@ from rgpr_paper.section import Table
 
 from .growth import exponents, larger_half
 from .pages import devices, fill, made, measured
+from .table import short
 
 BENCHMARK, PAGE = "growth", "growth.md"
 
@@ -28,8 +29,8 @@ def section(device: str) -> str:
                 [
                     axis,
                     name,
-                    f"{exponent:.2f}",
-                    f"{memory[name]:.2f}" if name in memory else "",
+                    _exponent(exponent),
+                    _exponent(memory[name]) if name in memory else "",
                     f"{_spaced(half[0])} to {_spaced(half[-1])}",
                     _point(points[sizes[-1]][name]),
                 ]
@@ -40,8 +41,12 @@ def section(device: str) -> str:
 
 
 def _point(point: dict[str, float]) -> str:
-    memory = f", {point['memory'] / 2**20:.3g} MiB" if "memory" in point else ""
-    return f"{point['seconds'] * 1e3:.3g} ms{memory}"
+    memory = f", {short(point['memory'] / 2**20)} MiB" if "memory" in point else ""
+    return f"{short(point['seconds'] * 1e3)} ms{memory}"
+
+
+def _exponent(value: float) -> str:
+    return f"{round(value, 2) + 0.0:.2f}"  # no minus before a zero
 
 
 def _spaced(size: int) -> str:

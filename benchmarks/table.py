@@ -46,11 +46,11 @@ def _cases(name: str, cases: dict[str, Any]) -> str:
     lines = [_row(head), "|---" * len(head) + "|"]
     for case, contestants in cases.items():
         for number, (contestant, r) in enumerate(contestants.items()):
-            time = f"{_short(r['seconds'] * 1e3)} ± {r['spread']:.0%}"
+            time = f"{short(r['seconds'] * 1e3)} ± {r['spread']:.0%}"
             cells = ["" if number else case, contestant, time, f"{r['ratio']:.3f}"]
             if ready:
                 known = "ready" in r
-                cells.append(_short(r["ready"] * 1e3) if known else "")
+                cells.append(short(r["ready"] * 1e3) if known else "")
                 cells.append(f"{r['ready ratio']:.3f}" if known else "")
             if memory:
                 cells.append(f"{r['memory'] / 2**20:.0f}" if "memory" in r else "")
@@ -65,9 +65,9 @@ def _growth(axes: dict[str, Any]) -> str:
     for axis, content in axes.items():
         for name, exponent in content["exponents"].items():
             points = {size: r[name] for size, r in content["sizes"].items() if name in r}
-            times = [f"{size}: {_short(r['seconds'] * 1e3)}" for size, r in points.items()]
+            times = [f"{size}: {short(r['seconds'] * 1e3)}" for size, r in points.items()]
             memory = [
-                f"{size}: {_short(r['memory'] / 2**20)}"
+                f"{size}: {short(r['memory'] / 2**20)}"
                 for size, r in points.items()
                 if "memory" in r
             ]
@@ -79,7 +79,7 @@ def _growth(axes: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
