@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 from rgpr._atomic import replacing
 from rgpr.residual.recipes import RESIDUALS
+
+# Panels of growth in a row.
+_PANELS = 3
 
 
 def draw(results: dict[str, Any], path: Path) -> bool:
@@ -21,10 +25,11 @@ def draw(results: dict[str, Any], path: Path) -> bool:
     from matplotlib import pyplot as plt
     from matplotlib.ticker import NullFormatter
 
-    columns = max(1, len(growth))
-    figure = plt.figure(figsize=(11, 0.24 * len(bars) + (3.2 if growth else 0) + 1), dpi=150)
-    rows = figure.add_gridspec(2, 1, height_ratios=[max(1, 0.24 * len(bars)), 2.6], hspace=0.2)
-    top = figure.add_subplot(rows[0])
+    # Growth has three panels in a row, each with its legend beside it.
+    heights = [0.22 * len(bars) + 0.8, 2.4 * math.ceil(len(growth) / _PANELS)]
+    figure = plt.figure(figsize=(11, sum(heights)), dpi=150, layout="constrained")
+    above, below = figure.subfigures(2, 1, height_ratios=[max(height, 0.01) for height in heights])
+    top = above.subplots()
     labels = [name for name, _ in bars][::-1]
     values = [ratio for _, ratio in bars][::-1]
     top.barh(labels, values, color=["C0" if "fit" not in name else "C2" for name in labels])
@@ -44,19 +49,21 @@ def draw(results: dict[str, Any], path: Path) -> bool:
         f"{machine['threads']} threads, torch {machine['torch']}, {machine['date']}",
         fontsize=9,
     )
-    if growth:
-        below = rows[1].subgridspec(1, columns, wspace=0.4)
-        for column, (axis, content) in enumerate(growth.items()):
-            panel = figure.add_subplot(below[column])
-            for name, exponent in content["exponents"].items():
-                points = {int(n): r[name] for n, r in content["sizes"].items() if name in r}
-                sizes, times = [*points], [r["seconds"] * 1e3 for r in points.values()]
-                panel.loglog(sizes, times, "o-", ms=3, lw=1, label=f"{name}: {exponent:.2f}")
-            panel.set_xlabel(axis, fontsize=8)
-            panel.set_ylabel("ms" if column == 0 else "", fontsize=8)
-            panel.tick_params(labelsize=7)
-            panel.yaxis.set_minor_formatter(NullFormatter())
-            panel.legend(fontsize=6, frameon=False, title="exponents", title_fontsize=6)
+    names = dict.fromkeys(name for content in growth.values() for name in content["exponents"])
+    colors = {name: f"C{number % 10}" for number, name in enumerate(names)}
+    for number, (axis, content) in enumerate(growth.items(), start=1):
+        panel = below.add_subplot(math.ceil(len(growth) / _PANELS), _PANELS, number)
+        for name, exponent in content["exponents"].items():
+            points = {int(n): r[name] for n, r in content["sizes"].items() if name in r}
+            sizes, times = [*points], [r["seconds"] * 1e3 for r in points.values()]
+            style = {"ms": 3, "lw": 1, "color": colors[name]}
+            panel.loglog(sizes, times, "o-", label=f"{name}: {exponent:.2f}", **style)
+        panel.set_xlabel(axis, fontsize=8)
+        panel.set_ylabel("ms", fontsize=8)
+        panel.tick_params(labelsize=7)
+        panel.yaxis.set_minor_formatter(NullFormatter())
+        beside = {"loc": "upper left", "bbox_to_anchor": (1, 1), "borderaxespad": 0}
+        panel.legend(fontsize=6, frameon=False, title="exponents", title_fontsize=6, **beside)
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", bbox_inches="tight")
     plt.close(figure)
