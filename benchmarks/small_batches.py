@@ -18,7 +18,7 @@ _HEAD = [
     "the network alone",
     "with LLL and RGPR, one call after the other",
     "until the answer is ready",
-    "goal",
+    "goal for one after the other",
 ]
 
 
