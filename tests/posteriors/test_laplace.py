@@ -295,6 +295,16 @@ def test_hooks_on_the_posterior_see_its_calls() -> None:
     assert len(seen) == 3
 
 
+@pytest.mark.parametrize("residual", ["auto", "paper"])
+def test_hooks_on_the_residual_see_its_calls_and_change_its_answer(residual: str) -> None:
+    la, x = fitted(mlp())
+    model = rgpr.RGPR(la, **({} if residual == "auto" else {"residual": residual}))
+    model.fit([x], progress=False)
+    expected = model(x)
+    model.residual.register_forward_hook(lambda *about: about[-1] + 1)
+    assert (model(x).amax(1) < expected.amax(1)).all()
+
+
 def test_a_row_with_a_nan_has_no_covariance() -> None:
     """Outputs of which nothing is known do not go together either."""
     la, x = fitted(mlp(), "regression")

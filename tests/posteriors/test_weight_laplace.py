@@ -225,12 +225,17 @@ class Changed(nn.Module):
         return out[:, : self.outputs]
 
 
-@pytest.mark.parametrize(("scale", "outputs"), [(0.07, 3), (1.0, 2)])
+@pytest.mark.parametrize(
+    ("scale", "outputs", "size"), [(0.07, 3, 1.0), (1.0, 2, 1.0), (0.3, 3, 1e-9), (0.3, 3, 0.0)]
+)
 def test_a_last_layer_whose_outputs_are_changed_goes_through_laplace_torch(
-    scale: float, outputs: int
+    scale: float, outputs: int, size: float
 ) -> None:
     torch.manual_seed(0)
     network, x = Changed(scale, outputs).double(), torch.randn(30, 4).double()
+    with torch.no_grad():
+        for parameter in network.last.parameters():
+            parameter.mul_(size)
     loader = DataLoader(TensorDataset(x, torch.arange(30) % outputs), batch_size=10)
     its, ours = (
         fit_laplace(network, loader, structure="kron", subset="last_layer", **backend)

@@ -157,13 +157,13 @@ def _logits(
     Equal logits are the limit: the uniform distribution, or 1/2 for each label.
     """
     logits, residual = LINKS[link].logits, extension.residual
+    v, limit = measured(reading, gaussian, residual)
+    v = replaced(limit, 0.0, v)
     if residual.onset is None:
-        v, limit = measured(reading, gaussian, residual)
-        usual = logits(gaussian, replaced(limit, 0.0, v), extension.temperature)
+        usual = logits(gaussian, v, extension.temperature)
     else:
-        beyond, limit = measured(reading, gaussian, residual.beyond)
-        usual = logits(gaussian, torch.zeros_like(beyond), extension.temperature)
-        usual = usual * flatness(replaced(limit, 0.0, beyond))
+        usual = logits(gaussian, torch.zeros_like(v), extension.temperature)
+        usual = usual * flatness(v / residual.unit)
     return replaced(limit, 0.0, usual)
 
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -175,20 +174,15 @@ def _equal_weights(*sizes: Tensor) -> Tensor:
     """
     if can_look(sizes[0]):  # outside of tensors a few numbers take less time
         layers = zip(*(size.tolist() for size in sizes), strict=True)
-        return _weights_of(tuple(min(layer) > 0 for layer in layers))
+        flags = [False, *[min(layer) > 0 for layer in layers][1:]]
+        flags[0] = not any(flags)
+        weights = [flag / sum(flags) for flag in flags]
+        return torch.tensor(weights, dtype=torch.float64, device=sizes[0].device)
     counted = torch.stack(sizes).amin(0) > 0
     index = torch.arange(len(counted), device=counted.device)
     hidden = counted & (index > 0)
     chosen = torch.where(hidden.any(), hidden, index == 0).double()
     return chosen / chosen.sum()
-
-
-@lru_cache(maxsize=64)
-def _weights_of(counted: tuple[bool, ...]) -> Tensor:
-    """Equal weights of the hidden layers that count, on the CPU; the input's if none does."""
-    flags = [not any(counted[1:]), *counted[1:]]
-    with torch.inference_mode(False):
-        return torch.tensor(flags, dtype=torch.float64, device="cpu") / sum(flags)
 
 
 def _joined(parts: Tensor, exponents: Tensor, *, finite: bool = False) -> Tensor:
