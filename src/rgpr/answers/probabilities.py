@@ -67,10 +67,10 @@ def answer(
         at_once = fused_probit(gaussian.mean, gaussian.variance, u, _scales(extension, dtype))
         if at_once is not None:
             return at_once
+    v, limit = measured(reading, gaussian, extension.residual)
     if not isinstance(likelihood, LabelLikelihood):
-        v, limit = measured(reading, gaussian, extension.residual)
         return _regression(gaussian, v, limit, diagonal)
-    logits = _logits(extension, reading, gaussian, link)
+    logits = _logits(extension, gaussian, v, limit, link)
     # Half precision rounds the probabilities and not the logits, whose differences from the largest
     # it cannot hold. Torch's own softmax computes in float32, too, so the base's answer stays.
     wide = at_least_float32(dtype)
@@ -106,7 +106,8 @@ def log_probabilities(extension: Extension, reading: Reading[Gaussian]) -> Tenso
     likelihood = extension.likelihood
     assert isinstance(likelihood, LabelLikelihood)
     gaussian = reading.output.with_mean(reading.output.mean.double())
-    return likelihood.log_probabilities(_logits(extension, reading, gaussian, "probit"))
+    v, limit = measured(reading, gaussian, extension.residual)
+    return likelihood.log_probabilities(_logits(extension, gaussian, v, limit, "probit"))
 
 
 def deviations(extension: Extension, reading: Reading[Gaussian]) -> Tensor:
@@ -150,21 +151,18 @@ def check_link(name: str, likelihood: Likelihood, *, diagonal: bool = False) -> 
 
 
 def _logits(
-    extension: Extension, reading: Reading[Gaussian], gaussian: Gaussian, link: str
+    extension: Extension, gaussian: Gaussian, v: Tensor, limit: Tensor | None, link: str
 ) -> Tensor:
     """What goes into the softmax: by one link, with the residual as its recipe combines it.
 
     Equal logits are the limit: the uniform distribution, or 1/2 for each label.
     """
-    logits, residual = LINKS[link].logits, extension.residual
-    v, limit = measured(reading, gaussian, residual)
-    v = replaced(limit, 0.0, v)
-    if residual.onset is None:
-        usual = logits(gaussian, v, extension.temperature)
-    else:
-        usual = logits(gaussian, torch.zeros_like(v), extension.temperature)
-        usual = usual * flatness(v / residual.unit)
-    return replaced(limit, 0.0, usual)
+    logits, v = LINKS[link].logits, replaced(limit, 0.0, v)
+    if extension.residual.onset is None:
+        return replaced(limit, 0.0, logits(gaussian, v, extension.temperature))
+    factor = flatness(v / extension.residual.unit)
+    usual = logits(gaussian, torch.zeros_like(v), extension.temperature)
+    return replaced(limit, 0.0, usual * factor)
 
 
 def flatness(beyond: Tensor) -> Tensor:
