@@ -1,7 +1,9 @@
 """Small networks and small batches, where launching kernels takes longer than running them.
 
 These few cases have a target, as a ratio over the bare network in the same mode: eager, compiled or
-as a file that ONNX Runtime reads. On a GPU they take about a minute, most of which is compiling.
+as a file that ONNX Runtime reads. Beside the plain call stands ``model.predict``, which gives all
+answers as arrays; the file gives score and p-value anyway. On a GPU they take about a minute, most
+of which is compiling.
 They are measured with recorded calls, as ``RGPR_RECORD=1`` in the environment switches them on. The
 other benchmarks take what the environment says.
 """
@@ -25,6 +27,8 @@ from .networks import laplace, made
 from .prediction import OPTIONS
 from .timing import race
 
+# The contestant that gives everything at once.
+PREDICT = "LLL + RGPR, predict"
 # Network, batch, how it runs, and how many times as long as the network it may take.
 TARGETS = {
     "cpu": [
@@ -83,6 +87,8 @@ def _cases(device: str) -> Iterator[tuple[str, Any]]:
             "network": lambda n=network, x=x: n(x),
             "LLL + RGPR": lambda m=model, x=x: m(x),
         }
+        if mode != "ONNX Runtime":
+            rows[PREDICT] = lambda m=model, x=x: m.predict(x, progress=False)
         result = race(rows, device=device, seconds=5, memory=False, latency=True)
         result["LLL + RGPR"]["target"] = target
         yield f"{name}, batch {batch}, {mode}", result
@@ -93,11 +99,13 @@ def _fitted(name: str, device: str) -> tuple[Any, RGPR, torch.Tensor]:
     x = torch.randn(512, *shape, device=device)
     model = RGPR(laplace(network, x))
     model.fit([(x, torch.arange(512, device=device) % 10)], progress=False)
+    held_out = torch.randn_like(x)
+    model.calibrate([(held_out, network(held_out).argmax(1))], progress=False)
     return network, model, x
 
 
 def _sessions(network: Any, model: RGPR, x: torch.Tensor) -> list[Callable[[torch.Tensor], Any]]:
-    """Both as ONNX files in ONNX Runtime; that of the model gives its score, too."""
+    """Both as ONNX files in ONNX Runtime; that of the model gives score and p-value, too."""
     import onnxruntime
 
     example = torch.cat([x, x])  # one row would be taken for a constant

@@ -8,6 +8,7 @@ from __future__ import annotations
 from rgpr_paper.report import block_markdown
 from rgpr_paper.section import Table
 
+from .latency import PREDICT
 from .pages import devices, fill, made, measured
 
 __all__ = ["BENCHMARK", "PAGE", "section"]
@@ -19,6 +20,7 @@ _HEAD = [
     "with LLL and RGPR, one call after the other",
     "until the answer is ready",
     "goal for one after the other",
+    "all answers, by `predict`",
 ]
 
 
@@ -29,6 +31,9 @@ def section(device: str) -> str:
     for case, row in found[BENCHMARK].items():
         network, ours = row["network"], row["LLL + RGPR"]
         ready = f"{ours['ready ratio']:.2f} x" if "ready ratio" in ours else "the same"
+        everything = f"{row[PREDICT]['ratio']:.2f} x" if PREDICT in row else "not measured"
+        if case.endswith("ONNX Runtime"):
+            everything = "the same"  # the file gives them all
         missed = "" if ours["ratio"] <= ours["target"] else ", missed"
         rows.append(
             [
@@ -37,6 +42,7 @@ def section(device: str) -> str:
                 f"{ours['ratio']:.2f} x",
                 ready,
                 f"{ours['target']:g} x{missed}",
+                everything,
             ]
         )
     return (

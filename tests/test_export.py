@@ -237,6 +237,70 @@ def test_compiled_in_place() -> None:
         model(x[:, :2])
 
 
+COMPILED = {
+    "classification": lambda: calibrated(),
+    "one output": lambda: _calibrated_on_blobs(mlp(4, 1), "classification"),
+    "multilabel": lambda: _calibrated_on_blobs(mlp(4, 3), "multilabel"),
+    "regression": lambda: calibrated("regression"),
+    "the paper's residual": lambda: tuned(),
+}
+
+
+def _calibrated_on_blobs(network: nn.Module, likelihood: str) -> rgpr.RGPR:
+    x, y = blobs()
+    y = torch.randint(0, 2, (len(x), 3)) if likelihood == "multilabel" else y % 2
+    model = rgpr.RGPR(network, likelihood=likelihood).fit([x], progress=False)
+    model.calibrate([(x + 0.1 * torch.randn_like(x), y)], progress=False)
+    return model
+
+
+@pytest.mark.parametrize("build", COMPILED.values(), ids=COMPILED)
+def test_all_answers_are_compiled(build, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    """Not only plain calls: one graph gives score, p-value, flag, sets, intervals and predict."""
+    model = build().requires_grad_(False)
+    compiled = copy.deepcopy(model)
+    compiled.compile(backend="aot_eager", fullgraph=True)
+    x = torch.cat([blobs()[0], 3 * blobs()[0][:9], 1e9 * blobs()[0][:5]])
+    x[3, 0], x[4, 1] = torch.inf, torch.nan
+    calls = ["score"]
+    if model._references is not None:
+        calls += ["p_value", "flag"]
+    if model._label_scores is not None:
+        calls.append("predict_set" if model.likelihood == "classification" else "interval")
+    with torch.no_grad():
+        compiled.score(x[:7]), compiled.score(x[:9])  # compiles for this size and for all others
+        # From now on nothing may go the usual way.
+        monkeypatch.setattr(compiled, "_say", None)
+        for rows in (x[:7], x, x[2:30]):
+            for call in calls:
+                found, expected = getattr(compiled, call)(rows), getattr(model, call)(rows)
+                torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6, equal_nan=True)
+        found, expected = compiled.predict(x, progress=False), model.predict(x, progress=False)
+    for (name, one), (_, other) in zip(found._arrays(), expected._arrays(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_compiled_scores_notice_what_changed() -> None:
+    model = calibrated().requires_grad_(False)
+    model.compile(backend="eager")
+    x, other = blobs()[0], copy.deepcopy(model)
+    assert other._compiled is None  # a copy has other tensors
+    before = model.score(x)
+    torch.testing.assert_close(before, other.score(x))
+    model.posterior.network[-1].bias.data.add_(torch.tensor([1.0, 0.0, 0.0]))
+    assert (model.score(x) - before).abs().max() > 1e-3
+    torch.testing.assert_close(model.score(x), copy.deepcopy(model).score(x))
+    model.fit([(x / 2, blobs()[1])], progress=False)
+    torch.testing.assert_close(model.score(x), copy.deepcopy(model).score(x))
+    with pytest.raises(RuntimeError, match="not calibrated"):
+        model.p_value(x)
+    with pytest.raises(ValueError, match="fitted on inputs of shape"):
+        model.score(x[:, :2])
+    x = x[:3].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model.score(x).sum(), x)
+    assert gradient.abs().max() > 0
+
+
 class Shifted(nn.Module):
     """Holds nothing, until somebody gives it a shift."""
 

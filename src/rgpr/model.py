@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from ._backend.buffers import StableBuffers
 from ._backend.compiled import CompiledCall
@@ -34,13 +35,15 @@ from .answers.explanation import Explanation, explain
 from .answers.predictions import (
     Predictions,
     Promises,
+    Said,
+    SaidByGraph,
+    SaidByReading,
     class_set,
     everything,
     interval,
     predict,
 )
 from .answers.recorded import RecordedCalls
-from .answers.score import score
 from .extension import Extension, Reading
 from .extension.fitting import fit
 from .extension.plan import Plan
@@ -52,7 +55,7 @@ from .posteriors.gaussian import Gaussian
 from .residual.recipes import RESIDUALS, ResidualRecipe
 from .residual.variance import Residual
 from .saving import model_file, state
-from .saving.export import check_exportable, program
+from .saving.export import check_exportable, program_of
 from .saving.parts import Parts, complete
 from .states import CalibrationState, FitState
 from .tuning.options import Options
@@ -183,6 +186,7 @@ class RGPR(StableBuffers):
         # What the last calibration warned of, which a report says again; a file does not keep it.
         self._notes: list[str] = []
         self._recorded = RecordedCalls()
+        self._compiled: CompiledCall | None = None
         device = network_dtype_device(self.posterior.network)[1]
         one = torch.ones((), dtype=torch.float64, device=device)
         self.register_buffer("_temperature", one)
@@ -528,15 +532,17 @@ class RGPR(StableBuffers):
     # -- probabilities ---------------------------------------------------------------------------
 
     def compile(self, **options: Any) -> None:
-        """Compile predictions in place as one graph: the network, its posterior and the residual.
+        """Compile predictions in place as graphs of the network, its posterior and the residual.
 
-        Applies to plain calls, ``model(x)`` with one real tensor; other batches, and calls with
-        options, gradients of ``x``, autocast or an empty batch run as before, and so do all while
-        parts of the network have hooks that came later. The first call takes as long as a
-        compilation does, and so does the first one after the model was fitted, calibrated or moved.
-        Let it end before other threads predict. Attributes of the network that are no tensors, such
-        as ``eps``, are constants of the graph. ``torch.compile(model)`` works too, but cuts the
-        graph at every layer that is read.
+        One graph is that of plain calls, ``model(x)``; another one gives :meth:`score`,
+        :meth:`p_value`, :meth:`flag`, :meth:`predict_set`, :meth:`interval` and :meth:`predict`
+        all that they need, from one pass. Graphs are for batches of one real tensor; other batches,
+        and calls with other options, gradients of ``x``, autocast or an empty batch run as before,
+        and so do all while parts of the network have hooks that came later. The first call of
+        either graph takes as long as a compilation does, and so does the first one after the model
+        was fitted, calibrated or moved. Let it end before other threads predict. Attributes of the
+        network that are no tensors, such as ``eps``, are constants of the graph.
+        ``torch.compile(model)`` works too, but cuts the graph at every layer that is read.
 
         Args:
             options: For ``torch.compile``, such as ``mode="max-autotune"``.
@@ -547,13 +553,19 @@ class RGPR(StableBuffers):
         """
         check_exportable(self)
 
-        def export(model: RGPR, x: Tensor, dynamic: bool) -> torch.export.ExportedProgram:
-            return program(model, x, dynamic=dynamic)
+        def export(what: str, model: RGPR, x: Tensor, dynamic: bool) -> ExportedProgram:
+            return program_of(what, model, x, dynamic=dynamic)
 
         def check(x: Tensor) -> None:
             check_input(x, self.posterior.network, self._input_shape)
 
-        self._compiled_call_impl = CompiledCall(self, export, check, options)
+        self._compiled_call_impl = CompiledCall(self, partial(export, "call"), check, options)
+        self._compiled = CompiledCall(self, partial(export, "said"), check, options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Torch leaves out compiled calls as well: a copy has other tensors.
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        return state | {"_compiled": None}
 
     def forward(
         self,
@@ -652,8 +664,18 @@ class RGPR(StableBuffers):
         calibrating nor tuning changes it. Along every ray away from the data it grows without
         bound; a row at the limit (see :meth:`forward`) has an infinite score.
         """
+        return self._said(x).score
+
+    def _said(self, x: Batch) -> Said:
+        """What one pass says, by the compiled graph where there is one that can do this call."""
+        tensors = None if self._compiled is None else self._compiled.of(x)
+        if tensors is None:
+            return self._say(x)
+        return SaidByGraph.of(self._likelihood, tensors)
+
+    def _say(self, x: Batch) -> SaidByReading:
         extension = self._extension()
-        return score(extension, extension.read(x))
+        return SaidByReading(extension, self._as_given, extension.read(x))
 
     def _everything(self, x: Batch, diagonal_output: bool = False) -> tuple[Tensor, ...]:
         """What a plain call returns, the score, and the p-value if there is one, from one pass."""
@@ -721,8 +743,7 @@ class RGPR(StableBuffers):
                 f"{self.likelihood}: use model.interval"
             )
         bound = self._bound(coverage)
-        reading: Reading[Gaussian] = self._extension().read(x)
-        return class_set(self._as_given(), reading, bound)
+        return class_set(self._said(x).ranks, bound)
 
     @torch.no_grad()
     def interval(self, x: Batch, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
@@ -740,8 +761,7 @@ class RGPR(StableBuffers):
         if self.likelihood == "classification":
             raise ValueError("intervals are of numbers; this model classifies: use predict_set")
         bound = self._bound(coverage)
-        reading: Reading[Gaussian] = self._extension().read(x)
-        return interval(self._as_given(), reading, bound)
+        return interval(self._said(x).ranks, bound)
 
     def predict(
         self, data: Any, *, alpha: float = 0.05, coverage: float = 0.9, progress: bool = True
@@ -770,8 +790,8 @@ class RGPR(StableBuffers):
         if self._references is not None:
             conformal.check_level("alpha", alpha, self._references)
         bound = None if self._label_scores is None else self._bound(coverage)
-        promises = Promises(self._references, alpha, self._as_given(), bound)
-        return predict(extension, promises, self._data(data), progress)
+        promises = Promises(self._references, alpha, bound)
+        return predict(self._said, extension, promises, self._data(data), progress)
 
     @torch.no_grad()
     def explain(self, x: Batch) -> Explanation:

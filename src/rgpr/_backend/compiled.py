@@ -1,4 +1,4 @@
-"""A module's plain calls as one compiled graph; see :meth:`rgpr.RGPR.compile`.
+"""A module's calls as compiled graphs; see :meth:`rgpr.RGPR.compile`.
 
 Hooks, which read the representations, would cut a graph into pieces, so the module is exported
 first. The graph holds the module's own tensors, so it sees values that change in place. If a tensor
@@ -38,12 +38,12 @@ Export = Callable[[Any, Tensor, bool], torch.export.ExportedProgram]
 
 
 class CompiledCall:
-    """What is called in place of a module.
+    """A function of one tensor that a module is, or has, as compiled graphs.
 
     Args:
         model: The module.
-        export: ``export(model, x, dynamic)`` gives the module's plain call as a program, for any
-            number of rows if ``dynamic``.
+        export: ``export(model, x, dynamic)`` gives the function as a program, for any number of
+            rows if ``dynamic``.
         check: ``check(x)`` refuses an input that the module cannot take: a graph does not.
         options: What ``torch.compile`` is given.
     """
@@ -59,14 +59,21 @@ class CompiledCall:
         self._made = _Graphs(model)
 
     def __call__(self, *given: Any, **options: Any) -> Any:
-        model, made = self._model, self._made
-        if options or len(given) != 1 or not self._plain(given[0]):
-            return model._call_impl(*given, **options)  # type: ignore[no-untyped-call]
-        x = given[0]
-        if made.by_key and made.watched:  # no graph would tell those who watch
-            return model._call_impl(x)  # type: ignore[no-untyped-call]
+        """What is called in place of the module, if the function is its plain call."""
+        if not options and len(given) == 1:
+            answer = self.of(given[0])
+            if answer is not None:
+                return answer
+        return self._model._call_impl(*given, **options)  # type: ignore[no-untyped-call]
+
+    def of(self, x: Any) -> Any | None:
+        """What a graph answers, or ``None`` if none can do this call."""
+        made = self._made
+        # No graph would tell those who watch.
+        if not self._plain(x) or (made.by_key and made.watched):
+            return None
         if made.changed:
-            made = self._made = _Graphs(model)
+            made = self._made = _Graphs(self._model)
         form = (x.shape, x.dtype, x.device, x.layout, x.is_nested)
         if form not in made.checked:
             self._check(x)

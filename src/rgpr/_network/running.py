@@ -91,7 +91,8 @@ class _Hooks(Guard):
         self, module: nn.Module, hook: Callable[..., Any], table: str, *, keywords: bool = False
     ) -> None:
         """Note a hook that is to be put into a table of a module, and whether it takes keywords."""
-        number = RemovableHandle(getattr(module, table)).id
+        # Of this guard, because torch 2.6 compiles the table into one that has no weak references.
+        number = RemovableHandle(self).id
         self._places.append((module, table, number, hook))
         if keywords:
             self._places.append((module, f"{table}_with_kwargs", number, True))

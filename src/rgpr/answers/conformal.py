@@ -62,17 +62,29 @@ def p_values(scores: Tensor, references: Tensor) -> Tensor:
         scores: ``(B,)`` in float64; a NaN stays one.
         references: ``(n,)`` in ascending order.
     """
+    n, least = len(references), scores - ROUNDING
+    if torch.compiler.is_compiling():
+        below = _count_below(least, references)
+    else:
+        below = torch.searchsorted(references, least)
+    p = (1 + n - below).double() / (n + 1)
+    return torch.where(scores.isnan(), torch.nan, p)
+
+
+def _count_below(values: Tensor, references: Tensor) -> Tensor:
+    """What ``torch.searchsorted`` gives, by plain operations, which every exporter knows.
+
+    An interval is halved until it holds one place. A NaN has nothing below.
+    """
     n = len(references)
-    # Halving an interval by plain operations, which every exporter knows.
-    below = torch.zeros(scores.shape, dtype=torch.long, device=scores.device)
+    below = torch.zeros(values.shape, dtype=torch.long, device=values.device)
     step = 1 << (n.bit_length() - 1) if n else 0
     while step:
         reached = below + step
-        smaller = references[(reached - 1).clamp(max=n - 1)] < scores - ROUNDING
+        smaller = references[(reached - 1).clamp(max=n - 1)] < values
         below = torch.where((reached <= n) & smaller, reached, below)
         step //= 2
-    p = (1 + n - below).double() / (n + 1)
-    return torch.where(scores.isnan(), torch.nan, p)
+    return below
 
 
 def check_level(name: str, level: float, references: Tensor) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -15,13 +15,25 @@ from .._network.checks import network_dtype_device
 from .._network.loaders import inputs, on_device
 from .._network.sources import Batches
 from ..extension import Extension, Reading
-from ..likelihoods import LabelLikelihood
+from ..likelihoods import LabelLikelihood, Likelihood
 from ..posteriors.gaussian import Gaussian
 from . import conformal
 from .probabilities import answer, deviations, log_probabilities
 from .score import score
 
-__all__ = ["Predictions", "Promises", "class_set", "everything", "interval", "predict"]
+__all__ = [
+    "Predictions",
+    "Promises",
+    "Ranks",
+    "Said",
+    "SaidByGraph",
+    "SaidByReading",
+    "class_set",
+    "everything",
+    "interval",
+    "predict",
+    "ranks",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -92,6 +104,77 @@ class Predictions:
         return found
 
 
+# What sets and intervals are made of: log-probabilities, or a mean and standard deviations.
+Ranks = tuple[Tensor, ...]
+
+
+class Said(Protocol):
+    """What one pass says about a batch of ``B`` inputs: all that answers are made of."""
+
+    @property
+    def answers(self) -> tuple[Tensor, ...]:
+        """What a plain call returns, with variances for covariances."""
+
+    @property
+    def score(self) -> Tensor:
+        """How strange each input is, ``(B,)``."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """What :func:`ranks` gives."""
+
+
+@dataclass(frozen=True)
+class SaidByReading:
+    """:class:`Said`, each part made of a pass through the network when it is asked for.
+
+    Attributes:
+        extension: The base, its residual and the temperature.
+        given: Gives the model as the fit or the user left it, by which sets and intervals are
+            ranked.
+        reading: The pass.
+    """
+
+    extension: Extension
+    given: Callable[[], Extension]
+    reading: Reading[Gaussian]
+
+    @property
+    def answers(self) -> tuple[Tensor, ...]:
+        found = answer(self.extension, self.reading, diagonal=True)
+        return (found,) if isinstance(found, Tensor) else found
+
+    @property
+    def score(self) -> Tensor:
+        return score(self.extension, self.reading)
+
+    @property
+    def ranks(self) -> Ranks:
+        return ranks(self.given(), self.reading)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of it, for a graph to give."""
+        return (*self.answers, self.score, *self.ranks)
+
+
+@dataclass(frozen=True)
+class SaidByGraph:
+    """:class:`Said`, by a compiled graph, which gives all parts at once."""
+
+    answers: tuple[Tensor, ...]
+    score: Tensor
+    ranks: Ranks
+
+    @classmethod
+    def of(cls, likelihood: Likelihood, tensors: tuple[Tensor, ...]) -> Self:
+        """From :attr:`SaidByReading.tensors`."""
+        count = len(likelihood.answers)
+        # The score is given away as it is, and torch's CUDA graphs write their answers anew at
+        # every call.
+        return cls(tensors[:count], tensors[count].clone(), tensors[count + 1 :])
+
+
 @dataclass(frozen=True)
 class Promises:
     """What a calibration knows.
@@ -99,33 +182,36 @@ class Promises:
     Attributes:
         references: Scores of the held-out inputs, in ascending order; ``None`` before.
         alpha: The level of flags.
-        given: The model as the fit or the user left it, by which sets and intervals are ranked.
-        bound: The largest conformal score inside of them; ``None`` without targets.
+        bound: The largest conformal score inside of sets and intervals; ``None`` without targets.
     """
 
     references: Tensor | None
     alpha: float
-    given: Extension
     bound: Tensor | None
 
 
 @torch.no_grad()
 def predict(
-    extension: Extension, promises: Promises, data: Iterable[Any], progress: bool
+    say: Callable[[Batch], Said],
+    extension: Extension,
+    promises: Promises,
+    data: Iterable[Any],
+    progress: bool,
 ) -> Predictions:
     """Everything that is known of the inputs in ``data``; the network runs once on each batch.
 
     Args:
+        say: What one pass says about a batch.
         extension: The base, its residual and the temperature.
         promises: What a calibration knows.
         data: Batches, or anything that can be cut into them.
         progress: Show a progress bar where there is a terminal.
     """
-    device = network_dtype_device(extension.posterior.network)[1]
+    network, likelihood = extension.posterior.network, extension.likelihood
+    device = network_dtype_device(network)[1]
     found: dict[str, list[Tensor]] = {}
-    network = extension.posterior.network
     for x in inputs(data, network, progress=progress, description="rgpr predict"):
-        for name, rows in _of_batch(extension, promises, on_device(x, device)).items():
+        for name, rows in _of_batch(likelihood, promises, say(on_device(x, device))).items():
             found.setdefault(name, []).append(rows.cpu())
     arrays: dict[str, Any] = {name: _array(torch.cat(parts)) for name, parts in found.items()}
     if "low" in arrays:
@@ -133,25 +219,23 @@ def predict(
     return Predictions(**arrays, index=data.index if isinstance(data, Batches) else None)
 
 
-def _of_batch(extension: Extension, promises: Promises, x: Batch) -> Mapping[str, Tensor]:
-    reading: Reading[Gaussian] = extension.read(x)
-    likelihood = extension.likelihood
-    answers = everything(extension, reading, promises.references, diagonal=True)
-    # A model that was not calibrated gives no p-value.
+def _of_batch(likelihood: Likelihood, promises: Promises, said: Said) -> Mapping[str, Tensor]:
     names = [name.replace("covariance", "variance") for name in likelihood.answers]
-    found = dict(zip((*names, "score", "p_value"), answers, strict=False))
+    found = dict(zip(names, said.answers, strict=True))
     if isinstance(likelihood, LabelLikelihood):
         p = found["probabilities"]
         found["confidence"] = likelihood.confidence(p)
         unknown = p.isnan().any(1)
         label = likelihood.prediction(p)
         found["label"] = torch.where(unknown.reshape(-1, *[1] * (label.dim() - 1)), -1, label)
-    if "p_value" in found:
-        found["flag"] = (found["p_value"] <= promises.alpha) | found["p_value"].isnan()
+    found["score"] = said.score
+    if promises.references is not None:
+        p = found["p_value"] = conformal.p_values(found["score"], promises.references)
+        found["flag"] = (p <= promises.alpha) | p.isnan()
     if promises.bound is not None and likelihood.name == "classification":
-        found["set"] = class_set(promises.given, reading, promises.bound)
+        found["set"] = class_set(said.ranks, promises.bound)
     elif promises.bound is not None:
-        found["low"], found["high"] = interval(promises.given, reading, promises.bound)
+        found["low"], found["high"] = interval(said.ranks, promises.bound)
     return found
 
 
@@ -177,22 +261,41 @@ def everything(
     return (*answers, strange, conformal.p_values(strange, references))
 
 
-def class_set(given: Extension, reading: Reading[Gaussian], bound: Tensor) -> Tensor:
+# -- sets and intervals --------------------------------------------------------------------------
+
+
+def ranks(given: Extension, reading: Reading[Gaussian]) -> Ranks:
+    """What sets and intervals are made of.
+
+    Args:
+        given: The model as the fit or the user left it.
+        reading: One pass.
+
+    Returns:
+        Of labels their log-probabilities, else the mean and the standard deviations, ``(B, C)``;
+        in float64.
+    """
+    if isinstance(given.likelihood, LabelLikelihood):
+        return (log_probabilities(given, reading),)
+    return reading.output.mean.double(), deviations(given, reading)
+
+
+def class_set(ranks: Ranks, bound: Tensor) -> Tensor:
     """The alternatives on the last axis whose conformal score is within the bound, as booleans."""
-    return conformal.inside(log_probabilities(given, reading), bound)
+    [log_probabilities] = ranks
+    return conformal.inside(log_probabilities, bound)
 
 
-def interval(given: Extension, reading: Reading[Gaussian], bound: Tensor) -> tuple[Tensor, Tensor]:
+def interval(ranks: Ranks, bound: Tensor) -> tuple[Tensor, Tensor]:
     """The targets whose conformal score is within the bound: their ends, ``(B, C)`` each.
 
     For several labels they are booleans: what is surely there, and what may be.
     """
-    if isinstance(given.likelihood, LabelLikelihood):
-        without, there = class_set(given, reading, bound).unbind(-1)
+    if len(ranks) == 1:
+        without, there = class_set(ranks, bound).unbind(-1)
         return ~without, there
-    deviation = deviations(given, reading)
+    mean, deviation = ranks
     limit = deviation.isinf()
     width = torch.where(limit, torch.inf, bound * deviation)  # also where the bound is zero
-    mean = reading.output.mean.double()
     low, high = (torch.where(limit, 0.0, mean) + side * width for side in (-1, 1))
     return low, high

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._network.batches import Batch
-from ..answers.predictions import interval
+from ..answers.predictions import interval, ranks
 from ..guarantee.inputs import at_distance
 from ..model import RGPR
 from .charts import Chart, line_chart
@@ -94,7 +94,7 @@ def _width(subject: Subject, x: Tensor) -> Chart:
     for step in range(41):
         distance = typical * 10 ** (step / 10 - 1)
         reading = read(at_distance(subject.extension, x, distance)).reading
-        low, high = interval(subject.given, reading, bound.to(reading.u.device))
+        low, high = interval(ranks(subject.given, reading), bound.to(reading.u.device))
         points.append((distance, float((high - low).mean())))
     known = "the residual's standard deviation, in units of the target"
     words = (

@@ -23,7 +23,7 @@ from .._network.reservoir import row_keys
 from .._network.running import watching
 from .._network.trace import linear_head
 from ..answers.conformal import p_values
-from ..answers.predictions import class_set, interval
+from ..answers.predictions import class_set, interval, ranks
 from ..answers.probabilities import answer, log_probabilities
 from ..answers.score import score
 from ..extension import Extension, Reading
@@ -245,7 +245,7 @@ class Run:
         if not isinstance(likelihood, LabelLikelihood):
             graded[OURS] = {"squared error": (batch.mean - y).square().mean(1)}
             if subject.bound is not None:
-                low, high = interval(subject.given, batch.reading, subject.bound)
+                low, high = interval(ranks(subject.given, batch.reading), subject.bound)
                 graded[OURS]["covered"] = ((low <= y) & (y <= high)).all(1)
                 graded[OURS]["size"] = (high - low).mean(1)
             return graded
@@ -261,7 +261,7 @@ class Run:
                 "brier": gaps.square().sum(1) / questions,
             }
         if subject.bound is not None and likelihood.name == "classification":
-            inside = class_set(subject.given, batch.reading, subject.bound)
+            inside = class_set(ranks(subject.given, batch.reading), subject.bound)
             graded[OURS]["covered"] = inside.gather(1, y[:, None])
             graded[OURS]["size"] = inside
         return graded

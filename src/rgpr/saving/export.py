@@ -19,7 +19,7 @@ from .._network.guards import evaluating
 from ..likelihoods import likelihood_named
 from ..posteriors import Posterior
 
-__all__ = ["Model", "check_exportable", "onnx", "program"]
+__all__ = ["Model", "check_exportable", "onnx", "program", "program_of"]
 
 
 class Model(Protocol):
@@ -43,6 +43,9 @@ class Model(Protocol):
     def _everything(self, x: Any) -> Any:
         """That, the score and, of a calibrated model, the p-value, from one pass."""
 
+    def _say(self, x: Any) -> Any:
+        """What one pass says: all that answers are made of."""
+
 
 class _Predict(nn.Module):
     """The default call alone: probabilities by the probit, or mean and covariance."""
@@ -62,6 +65,16 @@ class _Everything(_Predict):
         return self.model._everything(x)
 
 
+class _Said(_Predict):
+    """All that answers are made of; see :class:`rgpr.answers.predictions.Said`."""
+
+    def forward(self, x: Any) -> Any:
+        return self.model._say(x).tensors
+
+
+_MODULES = {"call": _Predict, "everything": _Everything, "said": _Said}
+
+
 def program(
     model: Model, example: Batch, *, dynamic: bool = True, everything: bool = False
 ) -> torch.export.ExportedProgram:
@@ -79,6 +92,20 @@ def program(
         RuntimeError: The model was not fitted.
         TypeError: The base predicts by random samples, or through another library's object.
     """
+    return program_of("everything" if everything else "call", model, example, dynamic=dynamic)
+
+
+def program_of(
+    what: str, model: Model, example: Batch, *, dynamic: bool = True
+) -> torch.export.ExportedProgram:
+    """One of the functions that a model has as a program; see :func:`program`.
+
+    Args:
+        what: ``"call"``, ``"everything"``, or ``"said"`` for all that answers are made of.
+        model: A fitted model.
+        example: An input batch.
+        dynamic: For any batch size.
+    """
     check_exportable(model)
     if rows_of(example) < 2 and dynamic:
         # A batch of one would be taken for a constant.
@@ -86,7 +113,7 @@ def program(
     # On a GPU some operations take no more than 65535 rows, and a named dimension would be refused.
     on_gpu = first_part(example).is_cuda
     batch = torch.export.Dim.DYNAMIC if on_gpu else torch.export.Dim("batch")
-    module = _Everything(model) if everything else _Predict(model)
+    module = _MODULES[what](model)
     with torch.no_grad(), evaluating(module) as modes, modes:
         return torch.export.export(
             module,
