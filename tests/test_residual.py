@@ -199,7 +199,7 @@ changes = st.tuples(
 def test_the_weights_of_layers_follow_every_change(
     changed: list[tuple[str, str, int, float]],
 ) -> None:
-    """They are kept between calls, and made anew when what they are made of has changed."""
+    """However the tensors that they are made of were changed."""
     r, u = with_onset([1.0, 1.0, 1.0], 0.2), torch.rand(4, 3, dtype=torch.float64)
     for name, how, layer, value in changed:
         r(u)
@@ -240,6 +240,17 @@ def test_gradients_through_vmap_of_a_silent_layer_are_numbers() -> None:
     u = torch.tensor([[1.0, 0.0, 3.0], [2.0, 1.0, 3.0]], dtype=torch.float64)
     through = torch.func.grad(lambda u: torch.func.vmap(lambda row: r(row[None])[0])(u).sum())(u)
     plain = torch.func.grad(lambda u: r(u).sum())(u)
+    torch.testing.assert_close(through, plain)
+    assert through.isfinite().all()
+
+
+def test_gradients_through_an_exported_graph_of_a_silent_layer_are_numbers() -> None:
+    """The graph is traced with an example that wants no gradient, and used with one that does."""
+    r = with_onset([1.0, 1.0, 1.0], 0.2)
+    u = torch.tensor([[1.0, 0.0, 3.0], [2.0, 1.0, 3.0]], dtype=torch.float64)
+    graph = torch.export.export(r, (u,)).module()
+    u.requires_grad_()
+    through, plain = (torch.autograd.grad(each(u).sum(), u)[0] for each in (graph, r))
     torch.testing.assert_close(through, plain)
     assert through.isfinite().all()
 

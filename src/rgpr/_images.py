@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,12 +28,17 @@ def opened(path: str | os.PathLike[str]) -> Image.Image:
     """
     from PIL import Image
 
+    # Pillow warns of more pixels than its limit and refuses twice as many. The warning is not made
+    # an error by a filter, because filters belong to the process, and images are read in threads.
     bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=_FORMATS) as image:
-                image.load()
+        with Image.open(path, formats=_FORMATS) as image:
+            most, pixels = Image.MAX_IMAGE_PIXELS, image.width * image.height
+            if most is not None and pixels > most:
+                raise Image.DecompressionBombError(
+                    f"its {pixels} pixels exceed Pillow's limit of {most}"
+                )
+            image.load()
     except (OSError, SyntaxError, ValueError, MemoryError, *bombs) as error:
         raise UnreadableError(f"{path} cannot be read as an image ({error})") from error
     return image

@@ -306,7 +306,9 @@ def test_a_compiled_model_is_pickled_without_its_graph() -> None:
     found.model_.compile()
     assert len(pickle.dumps(found)) == size
     again = pickle.loads(pickle.dumps(found))
-    np.testing.assert_array_equal(again.predict_proba(X), found.predict_proba(X))
+    assert again.model_._compiled is None
+    # The graph rounds in another order.
+    np.testing.assert_allclose(again.predict_proba(X), found.predict_proba(X), rtol=1e-12)
 
 
 def test_a_clone_is_not_fitted(classifier: RGPRClassifier) -> None:

@@ -16,6 +16,7 @@ import rgpr
 from networks import LeNet, blobs, mlp
 from references import jacobian
 from rgpr.posteriors import KFL, DiagonalLaplace, LaplacePosterior, fit_laplace
+from rgpr.posteriors.last_layer_curvature import _softmax_curvature
 from rgpr_paper.training import lenet, resnet18
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -182,11 +183,16 @@ def test_regression() -> None:
     assert torch.equal(mean, model(x)[0])
 
 
-@pytest.mark.parametrize("likelihood", ["classification", "regression"])
+# Width of the last layer, outputs, and whether it has a bias. A softmax needs two outputs.
+SOFTMAX_HEADS = [(5, 3, True), (5, 3, False), (1, 2, True)]
+HEADS = [("classification", *head) for head in SOFTMAX_HEADS]
+HEADS += [("regression", *head) for head in (*SOFTMAX_HEADS, (1, 1, True), (1, 1, False))]
+
+
 @pytest.mark.parametrize("structure", ["diag", "kron"])
-@pytest.mark.parametrize(("width", "outputs", "bias"), [(5, 3, True), (5, 3, False), (1, 2, True)])
+@pytest.mark.parametrize(("likelihood", "width", "outputs", "bias"), HEADS)
 def test_a_last_layer_in_closed_form(
-    width: int, outputs: int, bias: bool, structure: str, likelihood: str
+    likelihood: str, width: int, outputs: int, bias: bool, structure: str
 ) -> None:
     """Against laplace-torch's own backend, by which the precision is summed example by example."""
     torch.manual_seed(0)
@@ -207,9 +213,44 @@ def test_a_last_layer_in_closed_form(
         for la in (ours, its)
     ]
     torch.testing.assert_close(*dense, rtol=1e-9, atol=1e-9)
+    if structure == "kron":  # factor by factor, because factors of batches are added up
+        torch.testing.assert_close(ours.H_facs.kfacs, its.H_facs.kfacs, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(ours.loss, its.loss)
     variances = [rgpr.as_posterior(la)(x).variance for la in (ours, its)]
     torch.testing.assert_close(*variances)
+
+
+@pytest.mark.parametrize("likelihood", ["classification", "regression"])
+@pytest.mark.parametrize("structure", ["diag", "kron"])
+def test_batches_of_which_only_some_go_through_laplace_torch(
+    structure: str, likelihood: str
+) -> None:
+    """In one of them no unit fires, so its outputs are zero, and zeros tell nothing of a head."""
+    torch.manual_seed(0)
+    layers = nn.Linear(4, 5, bias=False), nn.ReLU(), nn.Linear(5, 3, bias=False)
+    network, x = nn.Sequential(*layers).double(), torch.randn(30, 4).double()
+    x[10:20] = 0
+    y = torch.randn(30, 3).double() if likelihood == "regression" else torch.arange(30) % 3
+    loader = DataLoader(TensorDataset(x, y), batch_size=10)
+    its, ours = (
+        fit_laplace(network, loader, likelihood, structure, "last_layer", **backend)
+        for backend in ({"backend": CurvlinopsGGN}, {})
+    )
+    variances = [rgpr.as_posterior(la)(x).variance for la in (ours, its)]
+    torch.testing.assert_close(*variances, rtol=1e-9, atol=1e-9)
+
+
+def test_the_curvature_of_confident_outputs_has_no_negative_eigenvalue() -> None:
+    """In float32 as in float64, beside which its digits are right, however confident they are."""
+    torch.manual_seed(0)
+    logits = torch.randn(2000, 10) * 3
+    logits[torch.arange(2000), torch.arange(2000) % 10] += 25
+    p = logits.double().softmax(1)
+    expected = p.sum(0).diag() - p.T @ p
+    found = _softmax_curvature(p.float()).double()
+    scale = float(expected.abs().max())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6 * scale)
+    assert torch.linalg.eigvalsh(found).min() > -1e-6 * scale
 
 
 class Changed(nn.Module):

@@ -162,7 +162,7 @@ CASES: dict[str, tuple[str, str, Callable[[], bytes], str]] = {
         "data",
         "photos/a.png",
         lambda: png(11000, 11000),
-        "121000000 pixels) exceeds limit of 89478485",
+        "121000000 pixels exceed Pillow's limit of 89478485",
     ),
 }
 

@@ -253,8 +253,9 @@ def all_finite(*tensors: Tensor) -> bool:
 
 def needs_derivatives(x: Tensor) -> bool:
     """Whether torch may be asked for derivatives of what is made of a tensor."""
-    # Inside of vmap a tensor does not say whether a transform around it differentiates.
-    return bool(x.requires_grad or forward_ad._current_level >= 0 or _transforming())
+    # Neither a graph that is traced nor a tensor inside of vmap says whether somebody will.
+    unknown = torch.compiler.is_compiling() or _transforming()
+    return bool(unknown or x.requires_grad or forward_ad._current_level >= 0)
 
 
 # -- operations ------------------------------------------------------------------------------------

@@ -150,10 +150,13 @@ def check_fitted(la: Any) -> None:
 
 def _kron_tensors(precision: Any, bias: bool) -> dict[str, Tensor]:
     """Bases and spectrum of a decomposed precision: the weight's block, then the bias's."""
-    (out_values, in_values), (out_basis, in_basis) = (
+    (out_values, *in_values), (out_basis, *in_basis) = (
         precision.eigenvalues[0],
         precision.eigenvectors[0],
     )
+    # A single weight without a bias has one factor.
+    [in_values] = in_values or [torch.ones_like(out_values)]
+    [in_basis] = in_basis or [torch.ones_like(out_basis)]
     spectrum = 1 / (torch.outer(in_values, out_values) + precision.deltas[0])
     tensors = {"in_basis": in_basis, "out_basis": out_basis, "spectrum": spectrum}
     if bias:

@@ -10,7 +10,12 @@ are products of two matrices with a row for each example:
 
 for a softmax with :math:`\sum_n \Lambda_n = \operatorname{diag}(\sum_n p_n) - P^\top P`. So no
 Jacobian is needed, whose size is that of the weights times the outputs for every example, and no
-matrix of outputs by outputs for every example either.
+matrix of outputs by outputs for every example either. The rows of that matrix sum to zero, so its
+diagonal is taken as what the rest of each row leaves: the difference above would cancel in float32,
+and have negative eigenvalues.
+
+laplace-torch adds up the factors of batches one by one, and gives each factor the root of the scale
+of the loss. The same is done here, because some batches may go its own way.
 """
 
 from __future__ import annotations
@@ -23,6 +28,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 __all__ = ["closed_form_ggn"]
+
+
+def _softmax_curvature(p: Tensor) -> Tensor:
+    """The sum over rows of ``diag(p) - p p^T``, ``(C, C)``, from probabilities ``(B, C)``."""
+    products = p.T @ p
+    products.fill_diagonal_(0)
+    left = products.sum(1)
+    products.neg_().diagonal().copy_(left)
+    return products
 
 
 @cache
@@ -56,14 +70,15 @@ def closed_form_ggn() -> type[Any]:
                 found: tuple[Tensor, Any] = super().kron(x, y, N, **options)
                 return found
             if self.likelihood == "classification":
-                p = outputs.softmax(1)
-                b = p.sum(0).diag().addmm_(p.T, p, alpha=-1)
+                b = _softmax_curvature(outputs.softmax(1))
             else:
                 b = outputs.new_full(outputs.shape[1:], len(outputs)).diag()
-            a = features.T @ features / N
-            factors: Any = [[b * a]] if b.numel() == a.numel() == 1 else [[b, a]]
+            a, root = features.T @ features, self.factor**0.5
+            factors: Any = [[b / root, a * (root / N)]]
             if biased:
-                factors = [[b, a], [b]]
+                factors.append([b])
+            elif b.numel() == a.numel() == 1:  # of which laplace-torch makes one factor
+                factors = [[b * (a / len(outputs))]]
             return self.factor * self.lossfunc(outputs, y), Kron(factors)
 
         @torch.no_grad()

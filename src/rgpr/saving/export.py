@@ -19,7 +19,7 @@ from .._network.guards import evaluating
 from ..likelihoods import likelihood_named
 from ..posteriors import Posterior
 
-__all__ = ["Model", "check_exportable", "onnx", "program", "program_of"]
+__all__ = ["Model", "check_exportable", "onnx", "program"]
 
 
 class Model(Protocol):
