@@ -4,6 +4,7 @@ import copy
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 from laplace import Laplace
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.data import DataLoader, TensorDataset
 
 import rgpr
@@ -280,12 +282,24 @@ def test_all_answers_are_compiled(build, monkeypatch: pytest.MonkeyPatch) -> Non
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+def made(model: rgpr.RGPR) -> int:
+    """How many graphs a compiled model has for what is no plain call."""
+    assert model._compiled is not None
+    return len(model._compiled._made.by_key)
+
+
 def test_compiled_scores_notice_what_changed() -> None:
-    model = calibrated().requires_grad_(False)
+    model = calibrated()
     model.compile(backend="eager")
     x, other = blobs()[0], copy.deepcopy(model)
     assert other._compiled is None  # a copy has other tensors
+    with torch.no_grad():
+        follows_changes(model, other, x)
+
+
+def follows_changes(model: rgpr.RGPR, other: rgpr.RGPR, x: Tensor) -> None:
     before = model.score(x)
+    assert made(model) == 1
     torch.testing.assert_close(before, other.score(x))
     model.posterior.network[-1].bias.data.add_(torch.tensor([1.0, 0.0, 0.0]))
     assert (model.score(x) - before).abs().max() > 1e-3
@@ -296,9 +310,90 @@ def test_compiled_scores_notice_what_changed() -> None:
         model.p_value(x)
     with pytest.raises(ValueError, match="fitted on inputs of shape"):
         model.score(x[:, :2])
-    x = x[:3].clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(model.score(x).sum(), x)
-    assert gradient.abs().max() > 0
+    assert made(model) == 1
+
+
+def test_one_graph_for_the_first_size_one_for_others_and_one_for_a_row() -> None:
+    model, x = calibrated(), blobs()[0]
+    model.compile(backend="eager")
+    graphs = []
+    for rows in (7, 7, 9, 20, 1, 1):
+        model.p_value(x[:rows]), model.flag(x[:rows]), model.predict(x[:rows], progress=False)
+        graphs.append(made(model))
+    assert graphs == [1, 1, 2, 2, 3, 3]
+
+
+DERIVATIVES = {
+    "of inputs": lambda score, x: torch.autograd.grad(score(x).sum(), x)[0],
+    "twice": lambda score, x: torch.autograd.functional.hvp(lambda x: score(x).sum(), x, x)[1],
+    "forward, while gradients are off": lambda score, x: forward_derivative(score, x),
+    "torch.func.jvp": lambda score, x: torch.func.jvp(score, (x,), (x,))[1],
+    "torch.func.grad": lambda score, x: torch.func.grad(lambda x: score(x).sum())(x),
+}
+
+
+def forward_derivative(score: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    with torch.no_grad(), forward_ad.dual_level():
+        found = forward_ad.unpack_dual(score(forward_ad.make_dual(x, x))).tangent
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES)
+@pytest.mark.parametrize("call", ["score", "__call__"])
+def test_compiled_models_have_all_derivatives(call, derivative) -> None:  # type: ignore[no-untyped-def]
+    model, x = calibrated(), blobs()[0][:9].double().requires_grad_()
+    model = model.double().requires_grad_(False)
+    plain = copy.deepcopy(model)
+    model.compile(backend="aot_eager")
+    with torch.no_grad():
+        model(x), model.score(x)
+    found, expected = (derivative(getattr(m, call), x) for m in (model, plain))
+    assert expected.abs().max() > 0
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("call", ["score", "__call__"])
+def test_compiled_models_are_part_of_other_graphs(call: str) -> None:
+    torch._dynamo.reset()
+    x = blobs()[0]
+    model = rgpr.RGPR(mlp()).fit([x], progress=False).eval()
+    plain = copy.deepcopy(model)
+    model.compile(backend="eager")
+    with torch.no_grad():
+        getattr(model, call)(x)
+        found = torch.compile(lambda x: 2 * getattr(model, call)(x), backend="eager")(x)
+    expected = 2 * getattr(plain, call)(x)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiled_model_that_is_told_to_raise_does() -> None:
+    model, x = calibrated(), blobs()[0][:9].clone()
+    model.compile(backend="eager")
+    with torch.no_grad():
+        model(x), model.score(x)
+    x[3, 1] = torch.nan
+    model.nan = "raise"
+    with torch.no_grad():
+        for call in (model, model.score, model.p_value, model.flag):
+            with pytest.raises(ValueError, match="row 3 of the input holds a NaN"):
+                call(x)
+
+
+def test_a_compiled_model_names_the_device_of_an_input_without_values() -> None:
+    model, x = calibrated(), blobs()[0][:9]
+    model.compile(backend="eager")
+    with torch.no_grad(), pytest.raises(ValueError, match="the input is on meta"):
+        model.score(x.to("meta"))
+
+
+def test_models_that_were_pickled_before_there_were_compiled_scores() -> None:
+    model, x = calibrated(), blobs()[0]
+    state = model.__getstate__()
+    del state["_compiled"]
+    other = rgpr.RGPR.__new__(rgpr.RGPR)
+    other.__setstate__(state)
+    assert torch.equal(other.score(x), model.score(x))
 
 
 class Shifted(nn.Module):

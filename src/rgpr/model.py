@@ -362,6 +362,7 @@ class RGPR(StableBuffers):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         # Models that were pickled whole by earlier versions have none.
         self.__dict__.setdefault("_recorded", RecordedCalls())
+        self.__dict__.setdefault("_compiled", None)
 
     def _load_from_state_dict(self, state_dict, prefix, *rest):  # type: ignore[no-untyped-def]
         described = state_dict.setdefault(prefix + state.KEY, self.get_extra_state())
@@ -534,18 +535,26 @@ class RGPR(StableBuffers):
     def compile(self, **options: Any) -> None:
         """Compile predictions in place as graphs of the network, its posterior and the residual.
 
-        One graph is that of plain calls, ``model(x)``; another one gives :meth:`score`,
-        :meth:`p_value`, :meth:`flag`, :meth:`predict_set`, :meth:`interval` and :meth:`predict`
-        all that they need, from one pass. Graphs are for batches of one real tensor; other batches,
-        and calls with other options, gradients of ``x``, autocast or an empty batch run as before,
-        and so do all while parts of the network have hooks that came later. The first call of
-        either graph takes as long as a compilation does, and so does the first one after the model
-        was fitted, calibrated or moved. Let it end before other threads predict. Attributes of the
-        network that are no tensors, such as ``eps``, are constants of the graph.
+        One function is the plain call, ``model(x)``. Another one gives :meth:`p_value`,
+        :meth:`flag`, :meth:`predict_set`, :meth:`interval`, :meth:`predict` and, where gradients
+        are switched off, :meth:`score` all that they need, from one pass. Graphs are for batches of
+        one real tensor. Other batches, and calls with other options, gradients of ``x``, autocast,
+        transforms of ``torch.func`` or an empty batch run as before, and so do all while parts of
+        the network have hooks that came later, or with ``nan="raise"``.
+
+        Either function is compiled for the first size of a batch, then once for all other sizes,
+        and once for a single row; on a GPU, batches of more than 1024 rows count apart. So the
+        first calls of these kinds take as long as a compilation does, and so do those after the
+        model was fitted, calibrated or moved. Let them end before other threads predict.
+
+        Attributes of the network that are no tensors, such as ``eps``, are constants of the graph.
+        In half precision a graph rounds in another way than the calls by which :meth:`calibrate`
+        ranks the held-out data, so scores may differ in their third digit.
         ``torch.compile(model)`` works too, but cuts the graph at every layer that is read.
 
         Args:
-            options: For ``torch.compile``, such as ``mode="max-autotune"``.
+            options: For ``torch.compile``, such as ``mode="max-autotune"``. With CUDA graphs
+                (``mode="reduce-overhead"``) the next call writes into what ``model(x)`` returned.
 
         Raises:
             RuntimeError: The model was not fitted.
@@ -559,8 +568,15 @@ class RGPR(StableBuffers):
         def check(x: Tensor) -> None:
             check_input(x, self.posterior.network, self._input_shape)
 
-        self._compiled_call_impl = CompiledCall(self, partial(export, "call"), check, options)
-        self._compiled = CompiledCall(self, partial(export, "said"), check, options)
+        def allowed() -> bool:
+            return self.nan == "propagate"
+
+        def without_gradients() -> bool:
+            return allowed() and not torch.is_grad_enabled()
+
+        call, said = partial(export, "call"), partial(export, "said")
+        self._compiled_call_impl = CompiledCall(self, call, check, options, allowed)
+        self._compiled = CompiledCall(self, said, check, options, without_gradients)
 
     def __getstate__(self) -> dict[str, Any]:
         # Torch leaves out compiled calls as well: a copy has other tensors.

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rgpr.answers.conformal import (
+    _count_below,
     class_scores,
     false_discoveries,
     inside,
@@ -39,6 +40,17 @@ def test_p_values_by_counting(references: list[int], score: int) -> None:
     assert bool(found[1].isnan())
     assert float(found[2]) == pytest.approx(1 / (n + 1))
     assert float(found[3]) == 1
+
+
+some = st.one_of(st.integers(-5, 5).map(float), st.just(math.inf), st.just(-math.inf))
+
+
+@given(st.lists(some, max_size=40), st.lists(some, min_size=1, max_size=8))
+def test_graphs_count_as_torch_searches(references: list[float], values: list[float]) -> None:
+    ordered = torch.tensor(sorted(references), dtype=torch.float64)
+    wanted = torch.tensor(values, dtype=torch.float64)
+    assert torch.equal(_count_below(wanted, ordered), torch.searchsorted(ordered, wanted))
+    assert _count_below(torch.tensor([math.nan]), ordered).tolist() == [0]
 
 
 def within_binomial(hits: int, trials: int, p: float) -> bool:

@@ -57,6 +57,7 @@ __all__ = [
     "register",
     "tracing_few_rows",
     "weighted_squares",
+    "within_transform",
 ]
 
 P = ParamSpec("P")
@@ -147,7 +148,7 @@ def faster(name: str, *arguments: Any) -> _Function | None:
     # Registered functions have no derivatives of any kind, so torch differentiates the reference.
     if torch.is_grad_enabled() and _needs_gradients(arguments):
         return None
-    if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
+    if within_transform():
         return None
     return FASTER[device.type].get(name) if _works(device) else None
 
@@ -254,8 +255,12 @@ def all_finite(*tensors: Tensor) -> bool:
 def needs_derivatives(x: Tensor) -> bool:
     """Whether torch may be asked for derivatives of what is made of a tensor."""
     # Neither a graph that is traced nor a tensor inside of vmap says whether somebody will.
-    unknown = torch.compiler.is_compiling() or _transforming()
-    return bool(unknown or x.requires_grad or forward_ad._current_level >= 0)
+    return bool(torch.compiler.is_compiling() or x.requires_grad or within_transform())
+
+
+def within_transform() -> bool:
+    """Whether torch takes forward-mode derivatives, or one of ``torch.func`` is at work."""
+    return bool(forward_ad._current_level >= 0 or _transforming())
 
 
 # -- operations ------------------------------------------------------------------------------------
@@ -359,7 +364,8 @@ def cubes_beyond(deviations: Tensor, peak: Tensor | None, offset: Tensor | None)
     distance = distance if wide is None else wide * distance
     distance = distance if offset is None else (distance - offset).clamp_min(0)
     cubes = distance.pow(3) / 3
-    return cubes if wide is None else torch.where(wide.isfinite(), cubes, wide)
+    # No peak is negative, and a NaN is not below infinity.
+    return cubes if wide is None else torch.where(wide < torch.inf, cubes, wide)
 
 
 def from_nearest(products: Tensor, centers: Tensor, halves: Tensor, peak: Tensor | None) -> Tensor:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .arithmetic import few_rows, kernels_in_graphs
+from .arithmetic import few_rows, kernels_in_graphs, within_transform
 from .consistency import Consistency
 from .recording import Recordings, recorder_of
 from .small_layers import Packed, Packing
@@ -46,6 +46,7 @@ class CompiledCall:
             rows if ``dynamic``.
         check: ``check(x)`` refuses an input that the module cannot take: a graph does not.
         options: What ``torch.compile`` is given.
+        allowed: ``allowed()`` says whether a graph may do a call just now.
     """
 
     def __init__(
@@ -54,9 +55,10 @@ class CompiledCall:
         export: Export,
         check: Callable[[Tensor], None],
         options: dict[str, Any],
+        allowed: Callable[[], bool],
     ) -> None:
         self._model, self._export, self._check, self._options = model, export, check, options
-        self._made = _Graphs(model)
+        self._allowed, self._made = allowed, _Graphs(model)
 
     def __call__(self, *given: Any, **options: Any) -> Any:
         """What is called in place of the module, if the function is its plain call."""
@@ -101,14 +103,21 @@ class CompiledCall:
             return answer
 
     def _plain(self, x: Any) -> bool:
-        """Whether the graph can do this call: one real tensor, no gradients, autocast or hooks."""
+        """Whether the graph can do this call: one real tensor, no gradients, autocast or hooks.
+
+        Neither can it be part of a graph that somebody else traces, nor of a transform.
+        """
         model = self._model
         return (
             isinstance(x, Tensor)
+            and self._allowed()
             and x.is_floating_point()
+            and not x.is_meta
             and x.dim() > 0
             and len(x) > 0
             and not (torch.is_grad_enabled() and x.requires_grad)
+            and not within_transform()
+            and not torch.compiler.is_compiling()
             and not torch.is_autocast_enabled(x.device.type)
             and not (x.is_cuda and len(x) > _MOST_ROWS)
             and not model._forward_hooks

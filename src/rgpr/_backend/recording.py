@@ -32,7 +32,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+
+from .arithmetic import within_transform
 
 __all__ = [
     "MOST",
@@ -146,8 +147,7 @@ def may_record(x: Tensor) -> bool:
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled(x.device.type)
-        and not torch._C._are_functorch_transforms_active()
-        and forward_ad._current_level < 0
+        and not within_transform()
         and not torch._C._len_torch_dispatch_stack()
         and not torch.are_deterministic_algorithms_enabled()
     )
