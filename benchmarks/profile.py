@@ -92,7 +92,8 @@ def part_of(frame: FrameType | None) -> str:
     """The part of a call that a frame belongs to."""
     within_network = False
     while frame is not None and not frame.f_code.co_filename.startswith(LIBRARY):
-        within_network |= "/torch/nn/modules/" in frame.f_code.co_filename
+        # Not every frame of torch's modules: attributes of our own are looked up there, too.
+        within_network |= frame.f_code.co_name == "_call_impl"
         frame = frame.f_back
     if frame is None:
         return PARTS[""]

@@ -101,7 +101,7 @@ def test_a_last_layer_laplace_takes_its_factors_and_little_more(classes: int, wi
     ("structure", "classes", "width", "limit"),
     [
         ("diag", 21_000, 2048, 9 * 21_000 * 2049),
-        ("kron", 600, 32, 7 * 600**2),
+        ("kron", 1500, 16, 7 * 1500**2),
     ],
 )
 @pytest.mark.parametrize("batches", [2, 6])

@@ -201,6 +201,11 @@ def test_compiled_calls_are_recorded(recorder: Repeating) -> None:
             model(x[:rows]), expected[:rows], rtol=1e-5, atol=1e-6, equal_nan=True
         )
     assert recorder.recorded == 3
+    scores = copy.deepcopy(model).score(x)
+    for rows in (len(x), 7, 1) * 3:
+        found = model.score(x[:rows])
+        torch.testing.assert_close(found, scores[:rows], rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert recorder.recorded == 6
     for change in (
         lambda: setattr(model, "temperature", 0.5),
         lambda: setattr(model, "sigma2", 3 * model.sigma2),

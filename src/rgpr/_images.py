@@ -28,8 +28,9 @@ def opened(path: str | os.PathLike[str]) -> Image.Image:
     """
     from PIL import Image
 
-    # Pillow warns of more pixels than its limit and refuses twice as many. The warning is not made
-    # an error by a filter, because filters belong to the process, and images are read in threads.
+    # Pillow warns of more pixels than its limit and refuses twice as many. Its warning is shown as
+    # always: a filter that made it an error would belong to the process, and images are read in
+    # threads.
     bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
         with Image.open(path, formats=_FORMATS) as image:

@@ -75,6 +75,8 @@ def p_values(scores: Tensor, references: Tensor) -> Tensor:
 def _count_below(values: Tensor, references: Tensor) -> Tensor:
     """What ``torch.searchsorted`` gives, by plain operations, which every exporter knows.
 
+    A NaN has nothing below, where ``searchsorted`` would give the number of references.
+
     The references are laid out in rows of a square. The last numbers of the rows tell how many rows
     are below a value as a whole, and the numbers of the next row tell the rest. A binary search
     compares less, but its graph has a step for each halving, and every step costs a launch.

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .._discovery import import_files
-from .base import Posterior, as_posterior, register_posterior
+from .base import Closed, Posterior, as_posterior, register_posterior
 from .dropout import MCDropout
 from .ensemble import Ensemble
 from .function import FunctionPosterior
@@ -37,6 +37,7 @@ __all__ = [
     "SVDKL",
     "SVGP",
     "SWAG",
+    "Closed",
     "DenseGaussian",
     "DiagonalGaussian",
     "DiagonalLaplace",
