@@ -30,6 +30,8 @@ SIZES = {
 }
 # laplace-torch's Jacobians have so many numbers at the most: inputs, by classes, by weights.
 MOST_JACOBIANS = 256 * 30 * 15_390
+# Inputs that detectors are fitted to where they are not what grows.
+KNOWN = 2048
 # Examples that each worker hands in.
 SHARD = 512
 
@@ -82,10 +84,13 @@ def _predict(network: nn.Module, x: torch.Tensor, base: Any = None) -> Runs:
 def _classes(size: int, device: str) -> Runs:
     network = head(512, size).to(device).eval()
     x = torch.randn(256, 64, device=device)
-    y = torch.arange(256, device=device) % size
-    model = RGPR(network).fit([(x, y)], progress=False)
+    # Every class has an input, and with it a mean.
+    known = torch.randn(max(KNOWN, size), 64, device=device)
+    labels = torch.arange(len(known), device=device) % size
+    loader = list(zip(known.split(256), labels.split(256), strict=True))
+    model = RGPR(network).fit(loader, progress=False)
     runs: Runs = {"network": lambda: network(x), "RGPR": lambda: model(x)}
-    return runs | _laplace(network, x, size) | _scores(network, x)
+    return runs | _laplace(network, x, size) | _scores(network, x, known)
 
 
 def _laplace(network: nn.Module, x: torch.Tensor, classes: int = 10) -> Runs:
@@ -98,9 +103,9 @@ def _laplace(network: nn.Module, x: torch.Tensor, classes: int = 10) -> Runs:
     return {"LLL + RGPR": ours, "laplace-torch": lambda: la(x)}
 
 
-def _scores(network: nn.Module, x: torch.Tensor) -> Runs:
-    """pytorch-ood's detectors, fitted to 2048 inputs."""
-    known = torch.randn(2048, 64, device=x.device)
+def _scores(network: nn.Module, x: torch.Tensor, known: torch.Tensor | None = None) -> Runs:
+    """pytorch-ood's detectors, fitted to these inputs."""
+    known = torch.randn(KNOWN, 64, device=x.device) if known is None else known
     detectors = {name: made(network, known) for name, made in DETECTORS.items()}
     return {name: lambda d=detector: d[0](d[1](x)) for name, detector in detectors.items()}
 

@@ -89,7 +89,7 @@ def _cases(device: str) -> Iterator[tuple[str, Any]]:
         }
         if mode != "ONNX Runtime":
             rows[PREDICT] = lambda m=model, x=x: m.predict(x, progress=False)
-        result = race(rows, device=device, seconds=5, memory=False, latency=True)
+        result = race(rows, rounds=21, device=device, seconds=15, memory=False, latency=True)
         result["LLL + RGPR"]["target"] = target
         yield f"{name}, batch {batch}, {mode}", result
 

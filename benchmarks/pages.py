@@ -34,6 +34,8 @@ def made(found: dict[str, Any], benchmark: str) -> str:
     """By which command, when, on what and from which commit a benchmark was made."""
     machine, about = found["machine"], found.get("made", {}).get(benchmark, {})
     commit = f", commit {about['commit']}" if "commit" in about else ""
+    if commit and not about.get("clean", True):
+        commit += " with changes"
     return (
         f"`python -m benchmarks {benchmark}` of {about.get('date', machine['date'])}: "
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}{commit}"

@@ -22,6 +22,8 @@ import rgpr
 from networks import LeNet, blobs, convolutional, laplace_over_blobs, mlp
 from rgpr._backend.arithmetic import FASTER
 from rgpr.posteriors import MCDropout, Temperature
+from rgpr.residual.coordinates import Standardizer
+from rgpr.residual.variance import Residual
 from rgpr.saving import export
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -116,6 +118,20 @@ def test_onnxruntime_agrees(build, shape: tuple[int, ...], tmp_path: Path) -> No
     assert far["score"].min() > near["score"].max()
     if "p_value" in names:
         assert (far["p_value"] == 1 / (len(model._references) + 1)).all()
+
+
+def test_an_infinite_layer_beside_a_silent_one_in_a_file(tmp_path: Path) -> None:
+    """Numbers of a file may be rounded to float32, in which the largest of float64 is infinite."""
+    parts = [Standardizer(torch.zeros(2), torch.ones(2)) for _ in range(3)]
+    residual = Residual(parts, torch.ones(3), combine="onset")
+    x = torch.tensor([[1e3, torch.inf, 0.0], [1e3, 0.0, torch.inf], [1e3, 0.0, 1.0]]).double()
+    path = tmp_path / "residual.onnx"
+    graph = torch.onnx.export(residual, (x,), dynamo=True, input_names=["x"], verbose=False)
+    assert graph is not None
+    graph.save(path)
+    (found,) = answers(path, x).values()
+    np.testing.assert_allclose(found, residual(x).numpy(), rtol=1e-6)
+    assert np.isinf(found[:2]).all()
 
 
 @pytest.mark.parametrize("residual", ["onset", "paper"])

@@ -140,6 +140,13 @@ def test_ray_is_given_nothing_that_a_release_will_drop(
     assert scored is not None
 
 
+def test_actors_that_leave_no_cpu_to_read_with_are_warned_of(
+    cluster: None, saved: tuple[Path, rgpr.RGPR]
+) -> None:
+    with pytest.warns(UserWarning, match="2 actors that reserve 1 CPUs each leave none of the"):
+        scoring.score(ray.data.range(4), saved[0], mlp, column="id", actors=2)
+
+
 def test_a_network_that_cannot_be_made_ends_the_run(
     cluster: None, saved: tuple[Path, rgpr.RGPR]
 ) -> None:
@@ -151,7 +158,7 @@ def test_a_network_that_cannot_be_made_ends_the_run(
 
 
 class FragileLearner(learning.Learner):
-    """Kills its own process once, after it has read some of its rows."""
+    """Kills its own process once, when it is given some of its rows."""
 
     marker = ""
 
@@ -166,21 +173,23 @@ class FragileLearner(learning.Learner):
 def test_learning_is_that_of_one_process_although_a_worker_dies(
     cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Two of them work at a time, and there are more rows than the sample of a state holds."""
     torch.manual_seed(0)
-    network, x = mlp().double(), np.random.default_rng(0).normal(size=(ROWS, 4))
-    y = np.arange(ROWS) % 3
+    many = 5 * ROWS
+    network, x = mlp().double(), np.random.default_rng(0).normal(size=(many, 4))
+    y = np.arange(many) % 3
     rows = [{"id": i, "bytes": 2 * row, "y": y[i]} for i, row in enumerate(x)]
     ray.data.from_items(rows, override_num_blocks=8).write_parquet(str(tmp_path / "in"))
     monkeypatch.setattr(FragileLearner, "marker", str(tmp_path / "died"))
     monkeypatch.setattr("rgpr.integrations.ray.learning.Learner", FragileLearner)
     options = {"column": "bytes", "target": "y", "scale": 0.5, "batch_size": 32}
-    options |= {"rows_per_state": 60}
+    options |= {"rows_per_state": 150, "actors": 2, "cpus": 0.5}
     train = ray.data.read_parquet(str(tmp_path / "in"))
     model = scoring.fit(rgpr.RGPR(network), train, **options)
     assert (tmp_path / "died-FitState").exists()
     inputs, labels = torch.from_numpy(x), torch.from_numpy(y)
     alone = rgpr.RGPR(network).fit([(inputs, labels)])
-    assert model._fit_count == ROWS
+    assert model._fit_count == many
     torch.testing.assert_close(model.score(3 * inputs), alone.score(3 * inputs), rtol=1e-6, atol=0)
     torch.testing.assert_close(model(3 * inputs), alone(3 * inputs), rtol=0, atol=1e-6)
     held_out = ray.data.from_items(

@@ -100,6 +100,8 @@ class Posterior(StableBuffers):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = plain_module(network)
+        # Calls on modules that are all in evaluation mode need not switch any of them.
+        self.training = self.network.training
 
     @abstractmethod
     def forward(self, x: Batch) -> Gaussian:

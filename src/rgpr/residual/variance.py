@@ -45,7 +45,6 @@ SHARE = 2.0**-10
 AT_TWICE_THE_ONSET = 6.0
 # The unit of the variance of logits: the probit divides them by sqrt(2) where v is this.
 CLASS_UNIT = 8 / math.pi
-_LARGEST = torch.finfo(torch.float64).max
 
 
 class Residual(Packing):
@@ -191,8 +190,9 @@ def _joined(parts: Tensor, exponents: Tensor, *, finite: bool = False) -> Tensor
     Where one of the parts is not finite the sum is not either, ``finite`` or not.
     """
     # An infinite layer makes the arithmetic mean infinite by itself. Beside a silent layer, whose
-    # zero silences the product, it would make the product NaN.
-    bounded = parts if finite else parts.clamp_max(_LARGEST)
+    # zero silences the product, it would make the product NaN. (A bound would not do: the largest
+    # float64 is infinite in an ONNX file, whose constants are float32.)
+    bounded = parts if finite else torch.where(parts < torch.inf, parts, 1.0)
     if needs_derivatives(parts):  # The logarithm of zero has no derivative.
         silent = parts == 0
         logs = torch.xlogy(exponents, torch.where(silent, 1.0, bounded))

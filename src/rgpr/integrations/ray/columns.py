@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -114,6 +115,14 @@ class Workers:
         import ray
 
         low, high = self.actors if isinstance(self.actors, tuple) else (self.actors, self.actors)
+        there = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
+        if low * self.cpus >= there:
+            warnings.warn(
+                f"{low} actors that reserve {self.cpus:g} CPUs each leave none of the cluster's "
+                f"{there:g} to read the data with, so the run may wait for ever; pass fewer "
+                "actors=, or a smaller cpus=",
+                stacklevel=3,
+            )
         return dataset.map_batches(
             worker,
             fn_constructor_kwargs=options,
