@@ -783,6 +783,11 @@ def test_graphs_of_a_gpu_follow_streams_and_threads() -> None:
                 assert_same(found, answer.cpu())
 
 
+def assert_near(found: Tensor, expected: Tensor) -> None:
+    """Scores take their digits from a float32 network."""
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
 @on_gpu
 @pytest.mark.filterwarnings("error:predictions could not be recorded")
 @pytest.mark.parametrize("base", ["network", "Laplace"])
@@ -792,6 +797,10 @@ def test_compiled_graphs_of_a_gpu(base: str) -> None:
     model.compile(mode="reduce-overhead")
     for rows in (12, 7, 1, 5) * 4:
         assert_same(model(x[:rows]), model.forward(x[:rows]))
+        assert_near(model.score(x[:rows]), model._say(x[:rows]).score)
+    scores = [(model.score(size * x), model._say(size * x).score) for size in (1.0, 2.0, 3.0)]
+    for score, usual in scores:
+        assert_near(score, usual)
     answers = [(model(size * x), model.forward(size * x)) for size in (1.0, 2.0, 3.0)]
     for found, expected in answers:
         assert_same(found, expected)
@@ -799,3 +808,4 @@ def test_compiled_graphs_of_a_gpu(base: str) -> None:
         CHANGES[change](model)
         for _ in range(3):
             assert_same(model(x), model.forward(x))
+            assert_near(model.score(x), model._say(x).score)
