@@ -337,6 +337,22 @@ def test_one_graph_for_the_first_size_one_for_others_and_one_for_a_row() -> None
         model.p_value(x[:rows]), model.flag(x[:rows]), model.predict(x[:rows], progress=False)
         graphs.append(made(model))
     assert graphs == [1, 1, 2, 2, 3, 3]
+    model.p_value(x.repeat(20, 1))  # beyond the rows that kernels of a GPU measure together
+    assert made(model) == 3
+
+
+def test_a_compiled_model_with_other_weights_for_a_call() -> None:
+    """As torch.func.functional_call lends them: tensors that are no parameters."""
+    model, x = calibrated(), blobs()[0][:9]
+    model.compile(backend="eager")
+    name, weight = next(iter(model.named_parameters()))
+    with torch.no_grad():
+        before = model(x)
+        found = torch.func.functional_call(model, {name: 2 * weight}, (x,))
+        assert torch.equal(model(x), before)
+        weight.mul_(2)
+        torch.testing.assert_close(found, model(x), rtol=1e-5, atol=1e-6)
+    assert (found - before).abs().max() > 1e-3
 
 
 DERIVATIVES = {

@@ -543,9 +543,10 @@ class RGPR(StableBuffers):
         the network have hooks that came later, or with ``nan="raise"``.
 
         Either function is compiled for the first size of a batch, then once for all other sizes,
-        and once for a single row; on a GPU, batches of more than 1024 rows count apart. So the
-        first calls of these kinds take as long as a compilation does, and so do those after the
-        model was fitted, calibrated or moved. Let them end before other threads predict.
+        and once for a single row; on a GPU, batches of more than 1024 rows count apart, and so do
+        calls with gradients, under ``torch.no_grad()`` and in ``torch.inference_mode()``. The first
+        calls of these kinds take as long as a compilation does, and so do those after the model was
+        fitted, calibrated or moved. Let them end before other threads predict.
 
         Attributes of the network that are no tensors, such as ``eps``, are constants of the graph.
         In half precision a graph rounds in another way than the calls by which :meth:`calibrate`

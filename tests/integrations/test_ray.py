@@ -22,7 +22,7 @@ import rgpr  # noqa: E402
 from networks import convolutional, mlp  # noqa: E402
 from opening import as_opened  # noqa: E402
 from rgpr.integrations import ray as scoring  # noqa: E402
-from rgpr.integrations.ray import files, learning  # noqa: E402
+from rgpr.integrations.ray import columns, files, learning  # noqa: E402
 
 ROWS = 400
 
@@ -143,8 +143,18 @@ def test_ray_is_given_nothing_that_a_release_will_drop(
 def test_actors_that_leave_no_cpu_to_read_with_are_warned_of(
     cluster: None, saved: tuple[Path, rgpr.RGPR]
 ) -> None:
-    with pytest.warns(UserWarning, match="2 actors that reserve 1 CPUs each leave none of the"):
+    with pytest.warns(UserWarning, match="2 actors that reserve 1 CPUs each leave no") as told:
         scoring.score(ray.data.range(4), saved[0], mlp, column="id", actors=2)
+    assert [each.filename for each in told] == [__file__]
+
+
+@pytest.mark.parametrize(
+    ("actors", "cpus", "there", "none"),
+    [(1, 1, 2, False), (2, 0.5, 2, False), (1, 0.9, 1, True), (2, 1, 2, True), (1, 1, 0, False)],
+)
+def test_a_whole_cpu_has_to_be_left(actors: int, cpus: float, there: float, none: bool) -> None:
+    """A cluster that has no CPU yet gets some by being asked for them."""
+    assert columns.no_room(actors, cpus, there) == none
 
 
 def test_a_network_that_cannot_be_made_ends_the_run(

@@ -20,6 +20,8 @@ import rgpr
 from networks import Task, blobs, mlp
 from references import jacobian
 from rgpr.posteriors import (
+    Closed,
+    DiagonalGaussian,
     LaplacePosterior,
     LastLayerLaplace,
     choose_prior_precision,
@@ -282,6 +284,45 @@ def test_the_pass_that_measures_layers_reads_the_features(
     alone = LastLayerLaplace(head, "", structure, model.posterior.own_tensors(), None)
     model, expected = rgpr.RGPR(alone, layers="input").fit([x], progress=False), alone(3 * x)
     assert torch.equal(model._extension().read(3 * x).output.variance, expected.variance)
+
+
+class OfOnesOwn(rgpr.Posterior):
+    """Says what its Gaussian is, as a posterior of a user may."""
+
+    def forward(self, x: Any) -> DiagonalGaussian:
+        return self.closed.gaussian(self.point(x))
+
+    def mean_parts(self) -> list[tuple[nn.Module, float]]:
+        return [(self.network, 1.0)]
+
+    @property
+    def closed(self) -> Closed:
+        return Closed(lambda mean: DiagonalGaussian(mean, torch.full_like(mean, 0.5).double()))
+
+
+class Wider(OfOnesOwn):
+    def forward(self, x: Any) -> DiagonalGaussian:
+        mean = self.point(x)
+        return DiagonalGaussian(mean, torch.full_like(mean, 50.0).double())
+
+
+def test_a_posterior_of_ones_own_in_closed_form() -> None:
+    x, seen = blobs()[0], []
+    for kind in (OfOnesOwn, Wider):
+        model = rgpr.RGPR(kind(mlp()), likelihood="classification").fit([x], progress=False)
+        found = model._extension().read(x).output
+        assert torch.equal(found.variance, model.posterior(x).variance)
+        handle = model.posterior.register_forward_hook(lambda *about: seen.append(about))
+        model(x)
+        assert len(seen) == 1
+        handle.remove()
+        seen.clear()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_posterior_begins_in_the_mode_of_its_network(training: bool) -> None:
+    """So that a call need not switch one of many modules."""
+    assert rgpr.RGPR(mlp().train(training)).posterior.training == training
 
 
 def test_hooks_on_the_posterior_see_its_calls() -> None:

@@ -67,7 +67,7 @@ _Function = Callable[..., Any]
 # A CPU works on blocks of this many numbers, because they fit its cache: a block that is read
 # again does not come from memory a second time.
 _CACHED = 1 << 19
-# Whether torch.func.vmap or one of its kind is at work, inside of which no value can be looked at.
+# Whether a transform of torch.func is at work. Inside of vmap no value can be looked at.
 _transforming = torch._C._are_functorch_transforms_active
 # Small layers are measured together for batches of up to this many rows.
 _FEW_ROWS = 1024

@@ -75,6 +75,8 @@ class CompiledCall:
         if not self._plain(x) or (made.by_key and made.watched):
             return None
         if made.changed:
+            if _lent(self._model):
+                return None
             made = self._made = _Graphs(self._model)
         form = (x.shape, x.dtype, x.device, x.layout, x.is_nested)
         if form not in made.checked:
@@ -116,13 +118,19 @@ class CompiledCall:
             and x.dim() > 0
             and len(x) > 0
             and not (torch.is_grad_enabled() and x.requires_grad)
-            and not within_transform()
             and not torch.compiler.is_compiling()
+            and not within_transform()
             and not torch.is_autocast_enabled(x.device.type)
             and not (x.is_cuda and len(x) > _MOST_ROWS)
             and not model._forward_hooks
             and not model._forward_pre_hooks
         )
+
+
+def _lent(model: nn.Module) -> bool:
+    """Whether tensors stand in for parameters, as ``torch.func.functional_call`` lends them."""
+    values = (value for module in model.modules() for value in module._parameters.values())
+    return any(value is not None and not isinstance(value, nn.Parameter) for value in values)
 
 
 def _compiled(
@@ -232,7 +240,7 @@ class _Graphs:
 
         A single row has a graph of its own, because torch takes a size of one for a constant.
         """
-        kind = torch.is_grad_enabled(), few_rows(x)
+        kind = torch.is_grad_enabled(), x.is_cuda and few_rows(x)
         sizes = [size for *known, size in list(self.by_key) if tuple(known) == kind]
         own = len(x) == 1 or len(x) in sizes or set(sizes) <= {1}
         return (*kind, len(x)) if own else (*kind, None)

@@ -193,7 +193,7 @@ class _Parts:
     def hooked(self) -> bool:
         """Whether nothing can be recorded: hooks would not run, or nobody knows what follows."""
         # Methods and hooks may have been put in place since the last call, and taken away.
-        self.closed = self.extension.posterior.closed
+        self.closed = self.extension.posterior._closed
         return self.closed is None or any(self._hooks)
 
     def on(self, device: torch.device) -> bool:

@@ -92,7 +92,7 @@ class Extension:
         if packed is not None:  # their rows wait for the end of the pass
             for index in packed.layers:
                 takes[index] = self.residual.at(index).rows
-        closed = self.posterior.closed if run is None else None
+        closed = self.posterior._closed if run is None else None
         head = None
         if closed is not None and closed.head is not None:
             head = network.get_submodule(closed.head)

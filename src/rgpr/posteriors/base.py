@@ -6,7 +6,8 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from functools import cache
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,16 @@ class Closed:
             ValueError: The head did not run once, or not on one vector for each input.
         """
         return (mean,) if self.head is None else (mean, features_of(self.head, seen))
+
+
+@cache
+def _describes_itself(kind: type[Any]) -> bool:
+    """Whether :attr:`Posterior.closed` of a class is as new as the methods that it describes."""
+
+    def ancestor(name: str) -> int:
+        return next(i for i, each in enumerate(kind.__mro__) if name in vars(each))
+
+    return ancestor("closed") <= min(ancestor("forward"), ancestor("point"))
 
 
 def features_of(head: str, seen: Sequence[Tensor]) -> Tensor:
@@ -100,7 +111,7 @@ class Posterior(StableBuffers):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = plain_module(network)
-        # Calls on modules that are all in evaluation mode need not switch any of them.
+        # A call need not switch modes where all modules are in evaluation mode, this one too.
         self.training = self.network.training
 
     @abstractmethod
@@ -154,25 +165,25 @@ class Posterior(StableBuffers):
         """What follows the pass through the network, if that is a function of tensors alone.
 
         Then the residual's pass reads the features, too, and no other hooks are needed. On a GPU
-        such a function can be recorded (:mod:`rgpr._backend.recording`).
+        such a function can be recorded (:mod:`rgpr._backend.recording`). Where hooks on the
+        posterior want to see its calls, or a subclass has another ``forward`` or ``point`` and says
+        nothing of its own here, those are called instead.
         """
         return None
 
-    def _predicts_as(self, kind: type[Posterior]) -> bool:
-        """Whether nobody has put other methods in the place of those with which it predicts.
-
-        Hooks are such methods, too.
-        """
-        mine, own = type(self), vars(self)
-        return (
-            mine.forward is kind.forward
-            and mine.point is kind.point
-            and "forward" not in own
-            and "point" not in own
-            and not self._forward_hooks
-            and not self._forward_pre_hooks
-            and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+    @property
+    def _closed(self) -> Closed | None:
+        """:attr:`closed`, unless something else has taken the place of what it describes."""
+        own, kind = vars(self), cast(Any, type(self))
+        replaced = (
+            not _describes_itself(kind)
+            or "forward" in own
+            or "point" in own
+            or self._forward_hooks
+            or self._forward_pre_hooks
+            or nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
         )
+        return None if replaced else self.closed
 
     def choose_layers(
         self, choice: LayerChoice, x: Batch, seen: Trace | None = None

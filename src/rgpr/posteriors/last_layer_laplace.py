@@ -110,8 +110,7 @@ class LastLayerLaplace(Posterior):
 
     @property
     def closed(self) -> Closed | None:
-        own = self._predicts_as(LastLayerLaplace)
-        return Closed(self._gaussian, self.head) if own else None
+        return Closed(self._gaussian, self.head)
 
     def _gaussian(self, mean: Tensor, features: Tensor) -> Gaussian:
         with full_precision(features):

@@ -32,7 +32,7 @@ class MAP(Posterior):
 
     @property
     def closed(self) -> Closed | None:
-        return Closed(_certain) if self._predicts_as(MAP) else None
+        return Closed(_certain)
 
     def mean_parts(self) -> list[tuple[nn.Module, float]]:
         return [(self.network, 1.0)]

@@ -85,6 +85,14 @@ def _dense(row: Any, column: str) -> Array:
     return np.stack(parts)
 
 
+def no_room(actors: int, cpus: float, there: float) -> bool:
+    """Whether so many actors leave no whole CPU of those that are there.
+
+    Ray's tasks reserve a whole one. A cluster without any gets some when they are asked for.
+    """
+    return 0 < there < actors * cpus + 1
+
+
 @dataclass(frozen=True)
 class Workers:
     """Who works on a data set.
@@ -98,6 +106,20 @@ class Workers:
     actors: int | tuple[int, int] = 1
     gpus: float = 0.0
     cpus: float = 1.0
+
+    def leave_room(self) -> None:
+        """Warn the caller's caller if no CPU is left for the tasks that read a data set."""
+        import ray
+
+        low = self.actors[0] if isinstance(self.actors, tuple) else self.actors
+        there = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
+        if no_room(low, self.cpus, there):
+            warnings.warn(
+                f"{low} actors that reserve {self.cpus:g} CPUs each leave no whole one of the "
+                f"cluster's {there:g} CPUs for reading: unless the data are in memory, the run "
+                "waits for ever; pass fewer actors=, or a smaller cpus=",
+                stacklevel=3,
+            )
 
     def map(self, dataset: Any, worker: Any, rows: int, **options: Any) -> Any:
         """The data set with batches of so many rows mapped by a class, lazily.
@@ -115,14 +137,6 @@ class Workers:
         import ray
 
         low, high = self.actors if isinstance(self.actors, tuple) else (self.actors, self.actors)
-        there = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
-        if low * self.cpus >= there:
-            warnings.warn(
-                f"{low} actors that reserve {self.cpus:g} CPUs each leave none of the cluster's "
-                f"{there:g} to read the data with, so the run may wait for ever; pass fewer "
-                "actors=, or a smaller cpus=",
-                stacklevel=3,
-            )
         return dataset.map_batches(
             worker,
             fn_constructor_kwargs=options,

@@ -108,6 +108,7 @@ def fit(
         ValueError: What :meth:`rgpr.RGPR.fit` refuses.
     """
     inputs, workers = Inputs(column, scale, preprocess), Workers(actors, gpus, cpus)
+    workers.leave_room()
     options = {"inputs": inputs, "target": target, "batch_size": batch_size}
     return model.fit(_learned(FitState(model), dataset, workers, rows_per_state, options), r=r)
 
@@ -151,6 +152,7 @@ def calibrate(
         ValueError: What :meth:`rgpr.RGPR.calibrate` refuses.
     """
     inputs, workers = Inputs(column, scale, preprocess), Workers(actors, gpus, cpus)
+    workers.leave_room()
     options = {"inputs": inputs, "target": target, "batch_size": batch_size}
     state = _learned(CalibrationState(model), dataset, workers, rows_per_state, options)
     return model.calibrate(state, max_nll_increase=max_nll_increase)

@@ -151,7 +151,9 @@ def score(
     Raises:
         FileNotFoundError: There is no such file.
     """
-    return Workers(actors, gpus, cpus).map(
+    workers = Workers(actors, gpus, cpus)
+    workers.leave_room()
+    return workers.map(
         dataset,
         Predictor,
         batch_size,
