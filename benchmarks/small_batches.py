@@ -19,23 +19,21 @@ _ALL = "all answers, by `predict`"
 
 def section(device: str) -> str:
     """What was measured on a device, as the page shows it."""
-    found, usual = measured(device, BENCHMARK), {}
+    found = measured(device, BENCHMARK)
     # On a CPU nothing is recorded, so calls by default are the very same.
-    if device != "cpu":
-        usual = measured(device, "prediction")
+    usual = {} if device == "cpu" else measured(device, "prediction")
     rows: list[dict[str, str]] = []
     for case, row in found[BENCHMARK].items():
         network, ours = row["network"], row["LLL + RGPR"]
+        ready = f"{ours['ready ratio']:.2f} x" if "ready ratio" in ours else "the same"
         missed = "" if ours["ratio"] <= ours["target"] else ", missed"
         cells = {
             "network, batch": case,
             "the network alone": f"{network['seconds'] * 1e3:.3g} ms",
             "one call after the other": f"{ours['ratio']:.2f} x ± {ours['spread']:.0%}",
-            "until the answer is ready": "the same",
+            "until the answer is ready": ready,
             "goal for one after the other": f"{ours['target']:g} x{missed}",
         }
-        if "ready ratio" in ours:
-            cells["until the answer is ready"] = f"{ours['ready ratio']:.2f} x"
         if PREDICT in row:
             cells[_ALL] = f"{row[PREDICT]['ratio']:.2f} x"
         elif any(PREDICT in other for other in found[BENCHMARK].values()):

@@ -228,6 +228,13 @@ def test_the_weights_of_layers_are_where_the_scales_are() -> None:
     assert r(u).isfinite().all()
 
 
+def test_whoever_changes_the_weights_of_layers_changes_no_answer() -> None:
+    r, u = with_onset([1.0] * 3, 0.2), torch.rand(4, 3, dtype=torch.float64)
+    expected = r(u)
+    r.exponents.zero_()
+    assert torch.equal(r(u), expected)
+
+
 def test_gradients_through_vmap_of_a_silent_layer_are_numbers() -> None:
     r = with_onset([1.0, 1.0, 1.0], 0.2)
     u = torch.tensor([[1.0, 0.0, 3.0], [2.0, 1.0, 3.0]], dtype=torch.float64)

@@ -91,8 +91,8 @@ class _Hooks(Guard):
         self, module: nn.Module, hook: Callable[..., Any], table: str, *, keywords: bool = False
     ) -> None:
         """Note a hook that is to be put into a table of a module, and whether it takes keywords."""
-        # The handle gives nothing but a number that no other hook has. It keeps a weak reference to
-        # what it is made of, which the tables of a traced module cannot have.
+        # The handle gives nothing but a number that no other hook has. It is made of this guard,
+        # because it keeps a weak reference, and the tables of a traced module do not allow any.
         number = RemovableHandle(self).id
         self._places.append((module, table, number, hook))
         if keywords:

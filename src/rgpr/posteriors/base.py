@@ -55,7 +55,11 @@ class Closed:
 
 @cache
 def _describes_itself(kind: type[Any]) -> bool:
-    """Whether :attr:`Posterior.closed` of a class is as new as the methods that it describes."""
+    """Whether no subclass of the class that has ``closed`` has another ``forward`` or ``point``.
+
+    Args:
+        kind: A posterior's class. Where it has such a method, ``closed`` no longer describes it.
+    """
 
     def ancestor(name: str) -> int:
         return next(i for i, each in enumerate(kind.__mro__) if name in vars(each))
@@ -111,7 +115,8 @@ class Posterior(StableBuffers):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = plain_module(network)
-        # A call need not switch modes where all modules are in evaluation mode, this one too.
+        # This module starts in the mode of its network, because a call on modules that are all in
+        # evaluation mode need not switch any of them.
         self.training = self.network.training
 
     @abstractmethod

@@ -15,7 +15,8 @@ diagonal is taken as what the rest of each row leaves: the difference above woul
 and have negative eigenvalues.
 
 laplace-torch adds up the factors of batches one by one, and gives each factor the root of the scale
-of the loss. The same is done here, because some batches may go its own way.
+of the loss. The same is done here, because laplace-torch itself takes the batches that have no
+closed form, and its factors are added to ours.
 """
 
 from __future__ import annotations
