@@ -1,4 +1,4 @@
-"""What commands share whose runs may be stopped and go on: one process, and the same settings."""
+"""What long jobs share whose runs may be stopped and go on: one process, and the same settings."""
 
 from __future__ import annotations
 
@@ -40,13 +40,19 @@ def alone(lock: Path, what: Path, option: str) -> Iterator[None]:
         yield
 
 
-def check_same(begun: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_same(
+    begun: Path,
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    remedy: str = "Run it as before to go on, or pass --restart to throw it away",
+) -> None:
     """Refuse to go on with a run that had other settings.
 
     Args:
         begun: Where the beginning of that run is kept.
         before: Its settings.
         now: The settings of this run.
+        remedy: What to do, for the error.
 
     Raises:
         ValueError: Some differ; the error names them.
@@ -59,6 +65,5 @@ def check_same(begun: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
     ]
     if changes:
         raise ValueError(
-            f"{begun} holds the beginning of another run: {'; '.join(changes)}. Run it as before "
-            "to go on, or pass --restart to throw it away"
+            f"{begun} holds the beginning of another run: {'; '.join(changes)}. {remedy}"
         )

@@ -23,8 +23,16 @@ from networks import convolutional, mlp  # noqa: E402
 from opening import as_opened  # noqa: E402
 from rgpr.integrations import ray as scoring  # noqa: E402
 from rgpr.integrations.ray import columns, files, learning  # noqa: E402
+from trust.limits import no_hang  # noqa: E402
 
 ROWS = 400
+
+
+@pytest.fixture(autouse=True)
+def _ends() -> Iterator[None]:
+    """Let a test fail that waits for a CPU of the cluster which no actor will give back."""
+    with no_hang(600):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -293,6 +301,16 @@ def test_a_killed_run_goes_on(cluster: None, saved: tuple[Path, rgpr.RGPR], tmp_
     )
     with pytest.raises(ValueError, match="batch_size was 20 and is 7"):
         scoring.score_files(tmp_path / "in", out, path, mlp, batch_size=7)
+    min(finished).unlink()
+    with pytest.raises(ray.exceptions.RayError, match="answers of another run"):
+        scoring.score_files(
+            tmp_path / "in", out, path, mlp, batch_size=20, preprocess=lambda x: x + 3
+        )
+    assert not min(finished).exists()
+    [*_, last] = sorted((tmp_path / "in").glob("*.parquet"))
+    os.utime(last)
+    with pytest.raises(ValueError, match="their content was"):
+        scoring.score_files(tmp_path / "in", out, path, mlp, batch_size=20)
 
 
 @pytest.mark.slow
@@ -360,6 +378,31 @@ def by_hand(path: Path, inputs: list[Path], out: Path, **options: object) -> int
     )
     batch = {"files": [json.dumps([str(each) for each in inputs])], "out": [str(out)]}
     return int(scorer({name: np.array(value) for name, value in batch.items()})["rows"][0])
+
+
+@pytest.mark.parametrize("rows", [3, 100])
+def test_a_run_goes_on_with_the_functions_that_it_began_with(
+    tmp_path: Path, saved: tuple[Path, rgpr.RGPR], rows: int
+) -> None:
+    """Functions cannot be compared, so the first rows of a finished file are."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    x = torch.randn(rows, 4)
+    x[0, 0] = torch.inf  # whose score is infinite both times
+    inputs, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    pq.write_table(pa.table({"x": x.tolist()}), inputs)
+    by_hand(saved[0], [inputs], out)
+    finished = ([str(inputs)], str(out))
+    by_hand(saved[0], [inputs], tmp_path / "more.parquet", finished=finished)
+    with pytest.raises(ValueError, match="out.parquet holds answers of another run"):
+        by_hand(
+            saved[0],
+            [inputs],
+            tmp_path / "more.parquet",
+            finished=finished,
+            preprocess=lambda x: 10 * x,
+        )
 
 
 def test_a_model_that_is_replaced_in_the_middle_of_a_run(

@@ -6,7 +6,6 @@ leaves it alone and does the rest. Every row is in the answers exactly once, wha
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -23,6 +22,7 @@ from ..._atomic import replacing
 from ..._images import ENDINGS, opened
 from ..._network.checks import network_dtype_device
 from .ahead import ahead
+from .begun import ROWS, check_begun, check_scores, digest
 from .columns import Array, Workers
 from .scoring import Predictor, check_file, check_names
 
@@ -30,8 +30,6 @@ __all__ = ["FileScorer", "score_files"]
 
 # Columns to keep, and those with the inputs.
 _Read = tuple[Any, dict[str, Array]]
-# Readers of folders of parquet leave out names that begin with an underscore.
-_ABOUT = "_rgpr.json"
 
 
 class FileScorer(Predictor):
@@ -41,10 +39,13 @@ class FileScorer(Predictor):
         batch_size: Rows scored together.
         size: Height and width that images are brought to; as they are by default.
         content: The digest of the model's file, if it must be the one that a run began with.
+        finished: A part of the same run that was finished before, if there is one: its files of
+            inputs, and its file of answers.
         options: For :class:`Predictor`.
 
     Raises:
-        ValueError: The file of the model was replaced since the run began.
+        ValueError: The file of the model was replaced since the run began, or rows of the finished
+            part get other scores now.
     """
 
     def __init__(
@@ -53,15 +54,20 @@ class FileScorer(Predictor):
         batch_size: int,
         size: tuple[int, int] | None,
         content: str | None = None,
+        finished: tuple[Sequence[str], str] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self.batch_size, self.size = batch_size, size
-        if content is not None and _content(options["path"]) != content:
+        if content is not None and digest(options["path"]) != content:
             raise ValueError(
                 f"{options['path']} is no longer the model that this run began with; put that one "
                 "back to go on, or name another folder for the answers of the new one"
             )
+        if finished is not None:
+            files, out = finished
+            with closing(self._batches(files, ROWS)) as batches:
+                check_scores(Path(out), self._answers(next(batches)[1])["score"])
 
     def __call__(self, batch: dict[str, Array]) -> dict[str, Array]:
         """The number of rows of every part, once its answers are in their file."""
@@ -76,7 +82,8 @@ class FileScorer(Predictor):
 
         out.parent.mkdir(parents=True, exist_ok=True)
         rows, writer = 0, None
-        with replacing(out) as temporary, closing(ahead(self._batches(files))) as batches:
+        batches = ahead(self._batches(files, self.batch_size))
+        with replacing(out) as temporary, closing(batches):
             try:
                 for kept, columns in batches:
                     answers = self._answers(columns)
@@ -103,19 +110,19 @@ class FileScorer(Predictor):
         some = torch.zeros(1, *shape, dtype=dtype, device=self.device)
         return {name: array[:0] for name, array in self.answers(some).items()}
 
-    def _batches(self, files: Sequence[str]) -> Generator[_Read, None, None]:
-        """The columns of a few rows at a time; it runs in a thread, while others are scored."""
+    def _batches(self, files: Sequence[str], rows: int) -> Generator[_Read, None, None]:
+        """The columns of so many rows at a time; it runs in a thread, while others are scored."""
         import pyarrow as pa
 
         column = self.inputs.column
         if not _is_parquet(files[0]):
-            for start in range(0, len(files), self.batch_size):
-                some = files[start : start + self.batch_size]
+            for start in range(0, len(files), rows):
+                some = files[start : start + rows]
                 images = np.empty(len(some), dtype=object)
                 images[:] = [_image(file, self.size) for file in some]
                 yield pa.table({"path": list(some)}), {column: images}
             return
-        for table in _tables(files[0], self.batch_size):
+        for table in _tables(files[0], rows):
             if column not in table.column_names:
                 raise KeyError(
                     f"{files[0]} has the columns {table.column_names}, and no '{column}'; name the "
@@ -178,6 +185,8 @@ def score_files(
         FileNotFoundError: There is no such model, or no file of inputs.
         ValueError: The folder holds answers of another model, other options or other inputs, or
             lies in that of the inputs; a column to keep has the name of an answer.
+        ray.exceptions.RayError: A worker failed. If a run goes on with another ``preprocess`` or
+            ``network``, so that finished rows get other scores now, the message says so.
     """
     import ray
 
@@ -196,8 +205,8 @@ def score_files(
         "size": size,
         "batch_size": batch_size,
     }
-    content = _content(options["path"])
-    _check_begun(folder, files, content, options | {"images_per_file": images_per_file})
+    content = digest(options["path"])
+    check_begun(folder, files, content, options | {"images_per_file": images_per_file})
     left = [
         {"files": json.dumps(part), "out": str(name)}
         for name, part in parts.items()
@@ -206,7 +215,8 @@ def score_files(
     if left:
         todo = ray.data.from_items(left, override_num_blocks=len(left))
         workers = Workers(actors, gpus, cpus)
-        workers.map(todo, FileScorer, 1, content=content, **options).materialize()
+        begun = {"content": content, "finished": _finished(parts)}
+        workers.map(todo, FileScorer, 1, **begun, **options).materialize()
     return list(parts)
 
 
@@ -255,34 +265,14 @@ def _parts(files: list[str], folder: Path, images: int) -> dict[Path, list[str]]
     }
 
 
-def _content(path: str | os.PathLike[str]) -> str:
-    """The digest of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _finished(parts: dict[Path, list[str]]) -> tuple[list[str], str] | None:
+    """A part whose file of answers is there and has rows, as its inputs and that file."""
+    import pyarrow.parquet as pq
 
-
-def _check_begun(folder: Path, files: list[str], content: str, options: dict[str, Any]) -> None:
-    """Refuse a folder of answers that another model, other options or other inputs gave."""
-    named = hashlib.sha256("\n".join(files).encode()).hexdigest()
-    functions = ("network", "preprocess")  # which cannot be compared
-    about = {key: str(value) for key, value in options.items() if key not in (*functions, "path")}
-    about = {"model": content, "inputs": f"{len(files)} files, {named[:16]}", **about}
-    folder.mkdir(parents=True, exist_ok=True)
-    if (folder / _ABOUT).exists():
-        before = json.loads((folder / _ABOUT).read_text())
-        changed = [
-            f"{k} was {before.get(k)} and is {v}" for k, v in about.items() if before.get(k) != v
-        ]
-        if changed:
-            raise ValueError(
-                f"{folder} holds answers of another run: {'; '.join(changed)}. Call it as before "
-                "to go on, or name another folder"
-            )
-        return
-    if any(folder.rglob("*.parquet")):
-        raise ValueError(f"{folder} holds parquet files of somebody else; name another folder")
-    with replacing(folder / _ABOUT) as temporary:
-        temporary.write_text(json.dumps(about, indent=1))
+    for name, files in parts.items():
+        if name.exists() and pq.read_metadata(name).num_rows > 0:
+            return files, str(name)
+    return None
 
 
 def _tables(file: str, rows: int) -> Iterator[Any]:
