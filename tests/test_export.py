@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -118,6 +119,22 @@ def test_onnxruntime_agrees(build, shape: tuple[int, ...], tmp_path: Path) -> No
     assert far["score"].min() > near["score"].max()
     if "p_value" in names:
         assert (far["p_value"] == 1 / (len(model._references) + 1)).all()
+
+
+def test_a_file_stores_of_constants_only_what_its_graph_uses(tmp_path: Path) -> None:
+    """Prototypes hold their axes beside a product that the graph uses alone."""
+    x, y = torch.randn(400, 4), torch.arange(400) % 3
+    network = nn.Sequential(nn.Linear(4, 200), nn.ReLU(), nn.Linear(200, 3))
+    model = rgpr.RGPR(network).fit([(x, y)], progress=False)
+    path = export.onnx(model, tmp_path / "model.onnx", x[:2])
+    graph = onnx.load(path).graph
+    constants = {constant.name for constant in graph.initializer}
+    read = {name for node in graph.node for name in node.input}
+    assert constants <= read
+    assert not any(
+        constants & set(node.input[:1]) for node in graph.node if node.op_type == "Slice"
+    )
+    assert_agrees(model, answers(path, x[:9]), x[:9])
 
 
 def test_an_infinite_layer_beside_a_silent_one_in_a_file(tmp_path: Path) -> None:

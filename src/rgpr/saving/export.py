@@ -150,8 +150,21 @@ def onnx(model: Model, path: str | os.PathLike[str], example: Batch) -> Path:
             )
         assert graph is not None
         graph.optimize()
+        _cut_constants(graph.model)
         graph.save(temporary)
     return Path(path)
+
+
+def _cut_constants(model: Any) -> None:
+    """Store only the part of a constant that a graph uses.
+
+    Torch's own optimisation leaves large constants whole. Prototypes hold their axes a second time,
+    beside products that the graph uses alone.
+    """
+    from onnxscript import optimizer
+
+    optimizer.fold_constants(model, should_fold=lambda node: node.op_type == "Slice" or None)
+    optimizer.remove_unused_nodes(model)
 
 
 def check_exportable(model: Model) -> None:
