@@ -470,6 +470,37 @@ def test_compiled_calls_notice_buffers_and_hooks_that_come_later() -> None:
     assert len(seen) == 2
 
 
+def test_hooks_that_come_later_are_no_part_of_a_graph() -> None:
+    """Neither where they come before the first call, nor where one takes the place of another."""
+    x, network = blobs()[0], mlp()
+    model = rgpr.RGPR(network).fit([x]).requires_grad_(False)
+    expected = model(x)
+    model.compile(backend="eager")
+    silent = network[0].register_forward_hook(lambda *_: 0 * _[2])
+    assert not torch.allclose(model(x), expected)
+    silent.remove()
+    torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-6)
+
+    kept = network[0].register_forward_hook(lambda *_: 2 * _[2])
+    model.compile(backend="eager")
+    twice = model(x)
+    assert not torch.allclose(twice, expected)
+    kept.remove()
+    other = network[0].register_forward_hook(lambda *_: 3 * _[2])
+    torch.testing.assert_close(model(x), model.forward(x), rtol=1e-5, atol=1e-6)
+    other.remove()
+    torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-6)
+
+    everywhere = nn.modules.module.register_module_forward_hook(
+        lambda module, args, output: 2 * output if module is network[0] else None
+    )
+    try:
+        torch.testing.assert_close(model(x), twice, rtol=1e-5, atol=1e-6)
+    finally:
+        everywhere.remove()
+    torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_no_size_compiles_again() -> None:
     """One graph for the first size, one for a single row, and one for all other sizes."""
     model = rgpr.RGPR(mlp()).fit([blobs()[0]]).requires_grad_(False)

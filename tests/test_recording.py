@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import pickle
 import subprocess
 import sys
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -23,9 +25,10 @@ import rgpr
 from devices import needs_gpu
 from networks import LeNet, blobs, laplace_over_blobs, mlp
 from rgpr._backend import compiled, recording
-from rgpr._backend.recording import MOST, Recorder, Recordings
+from rgpr._backend.recording import MOST, Recorder, Recordings, Sizes
 from rgpr._network.guards import evaluating
 from rgpr.answers import recorded
+from test_interrupts import interrupted_everywhere
 
 
 class Repeating(Recorder):
@@ -105,6 +108,45 @@ def test_few_sizes_are_recorded(recorder: Repeating) -> None:
         x = torch.randn(size, 4)
         assert torch.equal(recordings(doubled, x), 2 * x)
     assert recorder.recorded == MOST
+
+
+def test_sizes_that_come_once_take_no_place(recorder: Repeating) -> None:
+    """As in a service that joins the requests of some milliseconds to a batch."""
+    recordings = Recordings([])
+    for size in range(10, 10 + 3 * MOST):
+        recordings(doubled, torch.randn(size, 4))
+    for _ in range(3):
+        recordings(doubled, torch.randn(5, 4))
+    assert recorder.recorded == 1
+    sizes = Sizes(first=1)
+    for size in range(10_000):
+        sizes.again(size)
+    assert len(sizes._counts) <= 64
+    assert sizes.again(9_999)
+    assert not sizes.again(0)
+
+
+def test_an_interrupt_leaves_the_turn_to_others() -> None:
+    recorder, free = Repeating(), []
+
+    def run() -> None:
+        with recorder.turn() as mine, recorder.turn() as again:
+            assert mine
+            assert not again  # as in a handler of signals that predicts
+        # A generator that was interrupted before its first step ends when it is collected.
+        gc.collect()
+
+    def check() -> None:
+        def take() -> None:
+            with recorder.turn() as mine:
+                free.append(mine)
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join()
+        assert free.pop()
+
+    assert interrupted_everywhere(run, ("_backend/recording.py",), check) > 50
 
 
 def test_other_memory_and_other_modes_are_recorded_again(recorder: Repeating) -> None:
@@ -277,6 +319,16 @@ def test_recorded_answers_are_those_of_plain_calls(
     assert eager.recorded == 1
     assert_same(model(3 * x), plainly(model, 3 * x))
     assert_same(model(x[:5]), plainly(model, x[:5]))
+
+
+def test_sizes_that_come_once_take_no_place_of_plain_calls(eager: Repeating) -> None:
+    model = built("network")
+    for size in range(10, 10 + 3 * MOST):
+        model(torch.randn(size, 4))
+    x = torch.randn(5, 4)
+    for _ in range(5):
+        assert_same(model(x), plainly(model, x))
+    assert eager.recorded == 1
 
 
 CHANGES: dict[str, Callable[[rgpr.RGPR], Any]] = {

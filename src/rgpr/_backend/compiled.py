@@ -16,6 +16,7 @@ import operator
 import threading
 from collections.abc import Callable
 from inspect import signature
+from itertools import chain
 from typing import Any
 
 import torch
@@ -59,6 +60,8 @@ class CompiledCall:
     ) -> None:
         self._model, self._export, self._check, self._options = model, export, check, options
         self._allowed, self._made = allowed, _Graphs(model)
+        # Hooks that are there now become parts of graphs.
+        self._known = self._made.hooks()
 
     def __call__(self, *given: Any, **options: Any) -> Any:
         """What is called in place of the module, if the function is its plain call."""
@@ -71,13 +74,14 @@ class CompiledCall:
     def of(self, x: Any) -> Any | None:
         """What a graph answers, or ``None`` if none can do this call."""
         made = self._made
-        # No graph would tell those who watch.
-        if not self._plain(x) or (made.by_key and made.watched):
+        # No graph would call a hook that came later.
+        if not self._plain(x) or (hooks := made.hooks()) - self._known:
             return None
-        if made.changed:
+        if made.changed or hooks != made.held:
             if _lent(self._model):
                 return None
             made = self._made = _Graphs(self._model)
+            made.held = hooks
         form = (x.shape, x.dtype, x.device, x.layout, x.is_nested)
         if form not in made.checked:
             self._check(x)
@@ -124,6 +128,7 @@ class CompiledCall:
             and not (x.is_cuda and len(x) > _MOST_ROWS)
             and not model._forward_hooks
             and not model._forward_pre_hooks
+            and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
         )
 
 
@@ -233,7 +238,14 @@ class _Graphs:
         every = list(model.modules())
         self._packing = [m for m in every if isinstance(m, Packing)]
         self._packed: list[Packed | None] = []
-        self._consistency = Consistency(every, [m for m in every if m is not model])
+        self._consistency = Consistency(every)
+        self._hooks = [
+            table
+            for module in every
+            if module is not model
+            for table in (module._forward_hooks, module._forward_pre_hooks)
+        ]
+        self.held = self.hooks()
 
     def key(self, x: Tensor) -> tuple[Any, ...]:
         """As torch.compile does: a graph for the first size of a batch, and one for all others.
@@ -245,10 +257,9 @@ class _Graphs:
         own = len(x) == 1 or len(x) in sizes or set(sizes) <= {1}
         return (*kind, len(x)) if own else (*kind, None)
 
-    @property
-    def watched(self) -> bool:
-        """Whether hooks came, or went."""
-        return self._consistency.watched
+    def hooks(self) -> set[int]:
+        """The hooks that parts of the model have now, by numbers that torch gives out once."""
+        return {*chain.from_iterable(self._hooks)}
 
     @property
     def changed(self) -> bool:

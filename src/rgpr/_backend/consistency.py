@@ -19,26 +19,20 @@ _dtype, _device = attrgetter("dtype"), attrgetter("device")
 
 
 class Consistency:
-    """The modules, parameters and buffers of some modules, and how many hooks each has.
+    """The modules, parameters and buffers of some modules.
 
     All loops are in C: on a small network a loop in Python takes as long as the network.
 
     Args:
         modules: The modules, and all that they hold.
-        hooked: Those of which hooks are counted; all of the modules by default.
     """
 
-    def __init__(self, modules: list[nn.Module], hooked: list[nn.Module] | None = None) -> None:
+    def __init__(self, modules: list[nn.Module]) -> None:
         tables: list[_Table] = [t for m in modules for t in (m._modules, m._parameters, m._buffers)]
         self._tables, self._empty = [t for t in tables if t], [t for t in tables if not t]
         self._held = self._look()
         self._parameters = [p for m in modules for p in m._parameters.values() if p is not None]
         self._kinds = self._look_at_kinds()
-        counted = modules if hooked is None else hooked
-        self._hooks: list[_Table] = [
-            t for m in counted for t in (m._forward_hooks, m._forward_pre_hooks)
-        ]
-        self._counts = [*map(len, self._hooks)]
 
     @property
     def changed(self) -> bool:
@@ -47,11 +41,6 @@ class Consistency:
         if any(self._empty) or len(held) != len(self._held):
             return True
         return not all(map(is_, held, self._held)) or self._look_at_kinds() != self._kinds
-
-    @property
-    def watched(self) -> bool:
-        """Whether hooks came, or went."""
-        return [*map(len, self._hooks)] != self._counts
 
     def _look(self) -> list[Any]:
         return [*chain.from_iterable(map(dict.values, self._tables))]

@@ -26,7 +26,7 @@ import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -43,6 +43,7 @@ __all__ = [
     "Recording",
     "RecordingError",
     "Recordings",
+    "Sizes",
     "may_record",
     "out_of_memory",
     "recorder_of",
@@ -54,6 +55,8 @@ MOST = 8
 # Recordings that became invalid are made again, but for one model not more often than this: whoever
 # changes a model at every call would wait for recordings alone.
 MOST_MADE = 64
+# The sizes that came lately, among which those that come again are looked for.
+_REMEMBERED = 64
 # Whether anything is recorded at all.
 _enabled = os.environ.get("RGPR_RECORD") == "1"
 # torch's own check of everything global that changes what an operation does: precision of
@@ -78,22 +81,40 @@ class Recorder(ABC):
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # The thread that took the lock can release it again without knowing whether it has it.
+        self._lock = threading.RLock()
+        self._holder: int | None = None
 
     @contextmanager
     def turn(self) -> Iterator[bool]:
-        """Whether this thread may record and replay inside."""
-        mine = self.ready() and self._lock.acquire(blocking=False)
-        if not mine:
+        """Whether this thread may record and replay inside.
+
+        An interrupt at any point leaves the lock free.
+        """
+        if self._holder == threading.get_ident() or not self.ready():
             yield False
             return
         try:
-            self.follow()
             try:
-                yield True
+                if not self._lock.acquire(blocking=False):
+                    yield False
+                    return
+                self._holder = threading.get_ident()
+                self.follow()
+                try:
+                    yield True
+                finally:
+                    self.leave()
             finally:
-                self.leave()
+                self._release()
         finally:
+            self._release()
+
+    def _release(self) -> None:
+        """Release the lock if this thread has it."""
+        if self._holder == threading.get_ident():
+            self._holder = None
+        with suppress(RuntimeError):  # another thread has it, or none
             self._lock.release()
 
     @abstractmethod
@@ -216,6 +237,31 @@ class Places:
         return self._now() == self._addresses
 
 
+class Sizes:
+    """Which sizes of a batch come again, of those that came lately.
+
+    Args:
+        first: So many calls of a size are made as they are.
+    """
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+        self._counts: dict[Any, int] = {}
+
+    def again(self, size: Any) -> bool:
+        """Count a call of this size, and return whether enough came before it."""
+        count = self._counts.pop(size, 0) + 1
+        self._counts[size] = count
+        if len(self._counts) > _REMEMBERED:
+            # A service whose batches differ in size sees most sizes once.
+            self._counts.pop(next(iter(list(self._counts))), None)
+        return count > self._first
+
+    def forget(self, size: Any) -> None:
+        """Count the calls of this size from the beginning."""
+        self._counts.pop(size, None)
+
+
 class Recordings:
     """A call of one tensor, recorded for the first sizes that come twice.
 
@@ -228,8 +274,8 @@ class Recordings:
         self._devices = {tensor.device for tensor in tensors}
         self._places: Places | None = None
         self._pool: Any = None
-        self._by_size: dict[Any, Recording | None] = {}
-        self._made = 0
+        self._by_size: dict[Any, Recording] = {}
+        self._sizes, self._made = Sizes(first=1), 0
 
     def __call__(self, call: Call, x: Tensor) -> Any:
         """What ``call(x)`` returns, in memory of its own."""
@@ -237,13 +283,12 @@ class Recordings:
         if recorder is None or not may_record(x) or self._devices - {x.device}:
             return call(x)
         size = (x.shape, x.stride(), x.dtype)
-        known = self._by_size.get(size)
-        if known is None and not self._wanted(size):
+        if size not in self._by_size and not self._wanted(size):
             return call(x)
         with recorder.turn() as mine:
             if not mine:
                 return call(x)
-            # Another thread may have recorded this size while this one waited for its turn.
+            # Another thread may have recorded this size since the look above.
             known = self._by_size.get(size)
             if known is None or not known.valid or self._places is None or not self._places.same:
                 known = self._record(recorder, size, call, x)
@@ -255,11 +300,8 @@ class Recordings:
 
     def _wanted(self, size: Any) -> bool:
         """Whether to record this size now: it comes for the second time, and there is room."""
-        if size in self._by_size:
-            return self._made < MOST_MADE
-        if len(self._by_size) < MOST:
-            self._by_size[size] = None
-        return False
+        room = len(self._by_size) < MOST and self._made < MOST_MADE
+        return room and self._sizes.again(size)
 
     def _record(self, recorder: Recorder, size: Any, call: Call, x: Tensor) -> Recording | None:
         if self._places is not None and not self._places.same:
@@ -274,6 +316,7 @@ class Recordings:
         except RuntimeError as error:
             # Memory may suffice later. Whatever else went wrong would go wrong again.
             self._by_size.pop(size, None)
+            self._sizes.forget(size)
             if not out_of_memory(error):
                 self._made = MOST_MADE
                 warn_once(error)

@@ -29,6 +29,7 @@ from .._backend.recording import (
     Recorder,
     Recording,
     RecordingError,
+    Sizes,
     buffers_like,
     may_record,
     out_of_memory,
@@ -59,9 +60,8 @@ class RecordedCalls:
 
     def __init__(self) -> None:
         self._parts: _Parts | None = None
-        self._seen: dict[Any, int] = {}
         self._by_form: dict[Any, _Passage] = {}
-        self._made = 0
+        self._forms, self._made = Sizes(_FIRST), 0
 
     def __reduce__(self) -> tuple[type[RecordedCalls], tuple[()]]:
         return RecordedCalls, ()
@@ -104,10 +104,8 @@ class RecordedCalls:
 
     def _wanted(self, form: Any) -> bool:
         """Whether to record this size now: it was seen often enough, and there is room."""
-        if form not in self._seen and len(self._seen) >= MOST:
-            return False
-        self._seen[form] = self._seen.get(form, 0) + 1
-        return self._seen[form] > _FIRST and self._made < MOST_MADE
+        room = len(self._by_form) < MOST and self._made < MOST_MADE
+        return room and self._forms.again(form)
 
     def _answer(self, recorder: Recorder, extension: Extension, form: Any, x: Tensor) -> Any:
         """The answer by what was recorded for this size, or is now; ``None`` if that cannot be.
@@ -125,9 +123,10 @@ class RecordedCalls:
             self._by_form, passage = {}, None
             self._parts = parts = _Parts(recorder, extension)
             if not fresh:
-                self._seen = {form: 1}
+                self._forms = Sizes(_FIRST)
+                self._forms.again(form)
                 return None
-        if parts.hooked or not parts.on(x.device):
+        if not parts.on(x.device) or not parts.look():
             return None
         if passage is not None and passage.valid:
             return passage(x)
@@ -140,7 +139,7 @@ class RecordedCalls:
         except RuntimeError as error:
             # The plain call raises errors of the network itself, and memory may suffice later.
             self._by_form.pop(form, None)
-            self._seen[form] = 0
+            self._forms.forget(form)
             if isinstance(error, RecordingError) and not out_of_memory(error):
                 self._made = MOST_MADE
                 warn_once(error)
@@ -167,7 +166,7 @@ class _Parts:
         networks = set(self.network)
         every = [*posterior.modules(), *residual.modules()]
         own = [module for module in every if module not in networks]
-        self._consistency = Consistency(every, own)
+        self._consistency = Consistency(every)
         self._hooks = [t for m in own for t in (m._forward_hooks, m._forward_pre_hooks)]
         tensors = [t for m in own for t in (*m._parameters.values(), *m._buffers.values())]
         known = [t for t in tensors if t is not None]
@@ -189,12 +188,14 @@ class _Parts:
             and (self.packed is None or self.packed.is_current)
         )
 
-    @property
-    def hooked(self) -> bool:
-        """Whether nothing can be recorded: hooks would not run, or nobody knows what follows."""
-        # Methods and hooks may have been put in place since the last call, and taken away.
+    def look(self) -> bool:
+        """Find out what follows the pass now, and return whether it can be recorded.
+
+        Methods and hooks may have been put in place since the last call, or taken away. A recording
+        would run no hooks.
+        """
         self.closed = self.extension.posterior._closed
-        return self.closed is None or any(self._hooks)
+        return self.closed is not None and not any(self._hooks)
 
     def on(self, device: torch.device) -> bool:
         """Whether all tensors are on this device."""
@@ -226,14 +227,11 @@ class _Passage:
         # One pass shows which forms all that is read has.
         head = None if closed.head is None else network.get_submodule(closed.head)
         takes: list[Any] = [measure[0] for measure in self._measures]
-        reading = capture(network, layers, takes, x)
-        self._reading = standing(network, layers, [_nothing] * len(layers), x, head)
+        reading = capture(network, layers, takes, x, head)
         with evaluating(self._posterior) as modes, modes, reading, reading:
-            again = self._reading.again()
-            with again, again:
-                given = self._given(self._posterior.point(_without_strange(x)))
+            mean = self._posterior.point(_without_strange(x))
         self._read = buffers_like(reading.found[1:])
-        self._outputs = buffers_like(given)
+        self._outputs = buffers_like(_detached(closed.given(mean, reading.features)))
         puts: list[Any] = [_nothing]
         # Indices of representations that did not fit their buffers in the last pass.
         self._differs: list[int] = []
@@ -276,10 +274,9 @@ class _Passage:
     def _given(self, mean: Tensor) -> tuple[Tensor, ...]:
         """What the posterior makes its Gaussian of."""
         closed, seen = self._parts.closed, self._reading.features
-        # Nothing is kept of a pass. A network may ask for gradients, which no answer has.
-        self._reading.features = []
+        self._reading.features = []  # nothing is kept of a pass
         assert closed is not None
-        return tuple(given.detach() for given in closed.given(mean, seen))
+        return _detached(closed.given(mean, seen))
 
     def _leave(self, x: Tensor, *tensors: Tensor) -> Any:
         """What comes after the pass: the answer."""
@@ -330,6 +327,11 @@ def _put(
 def _without_strange(x: Tensor) -> Tensor:
     """A copy with zeros for values that are not finite, which the network may change or keep."""
     return torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _detached(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The same without gradients, which a network may ask for and no recorded answer has."""
+    return tuple(tensor.detach() for tensor in tensors)
 
 
 def _itself(column: Tensor) -> Tensor:
