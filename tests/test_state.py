@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import rgpr
-from networks import mlp
-from rgpr.posteriors import Ensemble, MCDropout, Temperature
+from networks import blobs, mlp
+from rgpr.posteriors import MAP, Ensemble, MCDropout, Temperature
 
 
 def fitted(base: nn.Module, likelihood: str, residual: str = "onset") -> rgpr.RGPR:
@@ -71,6 +71,19 @@ def test_a_part_of_a_larger_module() -> None:
     fresh = nn.ModuleDict({"a": rgpr.RGPR(mlp()), "b": nn.Linear(2, 2)})
     fresh.load_state_dict(whole.state_dict())
     assert_same(whole["a"], fresh["a"])  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_that_knows_other_parts_alone() -> None:
+    """Torch says which names are missing, and with ``strict=False`` loads the rest."""
+    whole = nn.ModuleDict({"a": fitted(mlp(), "classification"), "b": nn.Linear(2, 2)})
+    before, other = copy.deepcopy(whole["a"]), nn.Linear(2, 2)
+    old = {f"b.{name}": tensor for name, tensor in other.state_dict().items()}
+    with pytest.raises(RuntimeError, match=r"Missing key.*a\."):
+        whole.load_state_dict(old)
+    found = whole.load_state_dict(old, strict=False)
+    assert "a._extra_state" in found.missing_keys
+    assert torch.equal(whole["b"].weight, other.weight)
+    assert_same(whole["a"], before)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["ensemble", "temperature"])
@@ -131,6 +144,32 @@ def test_a_state_and_a_file_know_which_output_and_which_input_are_read(tmp_path:
         assert torch.equal(again(other), model(other))
         assert torch.equal(again.score(other), model.score(other))
         assert again._extension().source == model._extension().source == "words"
+
+
+class Pairs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.body(x).relu()
+        return self.first(h), self.second(h)
+
+
+def test_a_posterior_that_serves_another_model_stays_as_it_is() -> None:
+    network, x = Pairs(), blobs()[0]
+    posterior = MAP(network)
+    posterior.output = 0
+    one, other = (rgpr.RGPR(posterior).fit([x], progress=False) for _ in range(2))
+    state = rgpr.RGPR(network, output=1).fit([x], progress=False).state_dict()
+    before = other(x)
+    wrong = {**state, "residual.sigma2": -state["residual.sigma2"]}
+    with pytest.raises(ValueError, match="sigma2"):
+        one.load_state_dict(wrong)
+    assert torch.equal(one(x), before)
+    one.load_state_dict(state)
+    assert (one(x) - before).abs().max() > 1e-3
+    assert torch.equal(other(x), before)
 
 
 def test_another_residual_and_other_layers_are_replaced() -> None:

@@ -243,6 +243,19 @@ def test_states_of_other_models_are_refused(name: str, words: str, tmp_path: Pat
     assert state.seen == ROWS
 
 
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+def test_weights_that_are_packed_are_compared_too() -> None:
+    def quantised(seed: int) -> rgpr.RGPR:
+        torch.manual_seed(seed)
+        network = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+        return rgpr.RGPR(torch.ao.quantization.quantize_dynamic(network, {nn.Linear}))
+
+    state = rgpr.FitState(quantised(0)).update(torch.randn(20, 4))
+    assert quantised(0).fit(state)._fit_count == 20
+    with pytest.raises(ValueError, match="weights have other values"):
+        quantised(1).fit(state)
+
+
 def test_inputs_of_another_shape_are_refused() -> None:
     torch.manual_seed(0)
     pool = nn.Sequential(

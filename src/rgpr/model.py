@@ -212,8 +212,8 @@ class RGPR(StableBuffers):
         strangeness of the onset logits are divided by the root of seven. With
         ``residual="paper"`` it sets ``sigma2`` to equal shares of a variance of 0.1 at the 95 %
         quantile of 256 of them instead. The unit of a regression's variance is 0.1 times the
-        variance of its outputs on these inputs. Either all of it succeeds or the model stays as
-        it was.
+        variance of its outputs on these inputs. A ``sigma2`` or a temperature that was set before
+        is replaced, the latter by one. Either all of it succeeds or the model stays as it was.
 
         Args:
             train_loader: Yields ``(x, y)``, ``x``, ``(a, b, y)`` for a network that takes two
@@ -284,8 +284,8 @@ class RGPR(StableBuffers):
     def sigma2(self) -> Tensor:
         """Scale of each representation's kernel, ``(L,)``. Zero switches one off; settable.
 
-        All zeros give the base's answers exactly. Setting it drops what :meth:`calibrate` found
-        for sets and intervals, which belong to other scales; p-values stay.
+        All zeros give the base's answers exactly. Setting other values drops what
+        :meth:`calibrate` found for sets and intervals, which belong to other scales; p-values stay.
         """
         return self._fitted().sigma2
 
@@ -301,6 +301,8 @@ class RGPR(StableBuffers):
             )
         if not bool((new.isfinite() & (new >= 0)).all()):
             raise ValueError(f"sigma2 = {new.tolist()} must be finite and not negative")
+        if bool((new == residual.sigma2).all()):
+            return  # sets and intervals stay
         residual.sigma2 = new.expand_as(residual.sigma2).clone()
         self._label_scores = None
 
@@ -365,8 +367,10 @@ class RGPR(StableBuffers):
         self.__dict__.setdefault("_compiled", None)
 
     def _load_from_state_dict(self, state_dict, prefix, *rest):  # type: ignore[no-untyped-def]
-        described = state_dict.setdefault(prefix + state.KEY, self.get_extra_state())
-        if len(described):  # a fitted model, and this becomes one of the same parts and sizes
+        mine, key = self.state_dict(prefix=prefix), prefix + state.KEY
+        if mine.keys() - {key} <= state_dict.keys():  # earlier versions wrote no description
+            state_dict.setdefault(key, mine[key])
+        if len(state_dict.get(key, ())):  # a fitted model, which this one becomes
             self._become(state.parts_of(state_dict, prefix, self.posterior))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
@@ -546,7 +550,11 @@ class RGPR(StableBuffers):
         and once for a single row; on a GPU, batches of more than 1024 rows count apart, and so do
         calls with gradients, under ``torch.no_grad()`` and in ``torch.inference_mode()``. The first
         calls of these kinds take as long as a compilation does, and so do those after the model was
-        fitted, calibrated or moved. Let them end before other threads predict.
+        fitted, calibrated or moved, or its ``sigma2`` or temperature was set. Let them end before
+        other threads predict.
+
+        Hooks of the network that are there now become parts of the graph, so what they do beside
+        changing tensors is done once. While there are others, calls run as before.
 
         Attributes of the network that are no tensors, such as ``eps``, are constants of the graph.
         In half precision a graph rounds in another way than the calls by which :meth:`calibrate`
@@ -739,7 +747,7 @@ class RGPR(StableBuffers):
         name, level = ("alpha", alpha) if fdr is None else ("fdr", fdr)
         conformal.check_level(name, level, references)
         p = self.p_value(x)
-        flagged = p <= level if fdr is None else conformal.false_discoveries(p, fdr)
+        flagged = p <= level if fdr is None else conformal.false_discoveries(p, level)
         return flagged | p.isnan()
 
     @torch.no_grad()
@@ -754,7 +762,7 @@ class RGPR(StableBuffers):
             RuntimeError: The model was not calibrated with labels.
             ValueError: Not a classification, or a coverage that is no share.
         """
-        if self.likelihood != "classification":
+        if not self._likelihood.sets:
             raise ValueError(
                 "sets are of classes of which one is right; this model is for "
                 f"{self.likelihood}: use model.interval"
@@ -775,7 +783,7 @@ class RGPR(StableBuffers):
             RuntimeError: The model was not calibrated with targets.
             ValueError: A classification, or a coverage that is no share.
         """
-        if self.likelihood == "classification":
+        if self._likelihood.sets:
             raise ValueError("intervals are of numbers; this model classifies: use predict_set")
         bound = self._bound(coverage)
         return interval(self._said(x).ranks, bound)
@@ -804,6 +812,8 @@ class RGPR(StableBuffers):
                 level that :meth:`flag` or :meth:`predict_set` refuses.
         """
         extension = self._extension()
+        conformal.check_share("alpha", alpha)
+        conformal.check_share("coverage", coverage)
         if self._references is not None:
             conformal.check_level("alpha", alpha, self._references)
         bound = None if self._label_scores is None else self._bound(coverage)
@@ -844,8 +854,7 @@ class RGPR(StableBuffers):
 
     def _bound(self, coverage: float) -> Tensor:
         """The largest conformal score that belongs to a set or interval of this coverage."""
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage = {coverage} must lie between 0 and 1: a probability")
+        conformal.check_share("coverage", coverage)
         self._reference_scores()
         if self._label_scores is None:
             raise RuntimeError(

@@ -222,8 +222,14 @@ def test_shares_and_order_of_calls(model: rgpr.RGPR, digits: Task) -> None:
             model.flag(digits.x, **options)
     with pytest.raises(ValueError, match=r"coverage = 1\.0 must lie"):
         model.predict_set(digits.x, 1.0)
+    for wrong in ({"alpha": 7.0}, {"coverage": 5.0}):
+        with pytest.raises(ValueError, match="must lie between 0 and 1"):
+            rgpr.RGPR(digits.network).fit(digits.loader()).predict(digits.x, **wrong)
     with pytest.raises(ValueError, match="use predict_set"):
         model.interval(digits.x)
+    before = model.predict_set(digits.x)
+    model.sigma2 = model.sigma2.tolist()
+    assert torch.equal(model.predict_set(digits.x), before)
     model.sigma2 = 2 * model.sigma2
     assert model.p_value(digits.x).shape == (len(digits.x),)  # the score does not depend on it
     with pytest.raises(RuntimeError, match="its sigma2 or temperature was set afterwards"):

@@ -103,6 +103,19 @@ def test_false_discoveries_stay_below_their_rate(n: int, rate: float) -> None:
     assert float(mean) <= rate / 2 + 4 * float(spread) / math.sqrt(len(shares))
 
 
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 99), st.integers(0, 5))
+def test_false_discoveries_by_exact_arithmetic(ranks: list[int], rate: int, unknown: int) -> None:
+    """P-values lie on the line often, and inputs without one are not counted."""
+    p = torch.tensor([rank / 50 for rank in ranks] + [math.nan] * unknown).double()
+    found = false_discoveries(p, rate / 100)
+    n, ordered = len(ranks), sorted(ranks)
+    passing = [
+        r for i, r in enumerate(ordered, 1) if Fraction(r, 50) <= Fraction(rate * i, 100 * n)
+    ]
+    most = max(passing, default=0)
+    assert found.tolist() == [rank <= most for rank in ranks] + [False] * unknown
+
+
 def test_benjamini_and_hochberg_by_hand() -> None:
     p = torch.tensor([0.01, 0.9, 0.03, 0.02, 0.5])
     assert false_discoveries(p, 0.1).tolist() == [True, False, True, True, False]

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 import rgpr
-from networks import mlp
+from networks import blobs, mlp
+from rgpr.likelihoods import LIKELIHOODS
+from rgpr.likelihoods.classification import Classification
 
 
 def check(found: Any, expected: Tensor) -> None:
@@ -101,6 +103,26 @@ def test_a_frame_comes_back_as_one() -> None:
     regression = rgpr.RGPR(mlp(4, 1), likelihood="regression").fit(x, y)
     regression.calibrate(x + 0.1, y)
     assert {"mean_0", "variance_0", "low_0", "high_0"} < set(regression.predict(x).to_frame())
+
+
+def test_a_likelihood_of_ones_own_has_sets() -> None:
+    """A subclass of a likelihood answers as that does, under whatever name."""
+
+    class Grades(Classification):
+        name = "grades"
+
+    x, y = blobs()
+    try:
+        model = rgpr.RGPR(mlp(), likelihood="grades").fit((x, y), progress=False)
+        model.calibrate(x, y, progress=False)
+        found = model.predict(x[:5])
+        assert found.set is not None
+        assert found.set.shape == (5, 3)
+        assert model.predict_set(x[:5]).shape == (5, 3)
+        with pytest.raises(ValueError, match="use predict_set"):
+            model.interval(x[:5])
+    finally:
+        del LIKELIHOODS["grades"]
 
 
 def test_what_cannot_be_predicted() -> None:

@@ -221,7 +221,7 @@ def _disagreement(
     given: Extension, examples: Examples, chosen: Chosen, accuracy: float | None
 ) -> list[str]:
     """A word where a network that is sure agrees with the labels no more than by chance."""
-    if given.likelihood.name != "classification" or accuracy is None:
+    if not given.likelihood.sets or accuracy is None:
         return []
     chance = 1 / given.likelihood.classes(examples.first.shape[1])
     error = (chance * (1 - chance) / len(examples)) ** 0.5

@@ -36,6 +36,7 @@ __all__ = [
     "MOST_REFERENCES",
     "ROUNDING",
     "check_level",
+    "check_share",
     "class_scores",
     "false_discoveries",
     "inside",
@@ -90,6 +91,16 @@ def _count_below(values: Tensor, references: Tensor) -> Tensor:
     return (rows * side + rest).clamp(max=n)
 
 
+def check_share(name: str, value: float) -> None:
+    """Refuse a level or a coverage that is no share.
+
+    Raises:
+        ValueError: The message names it.
+    """
+    if not 0 < value < 1:
+        raise ValueError(f"{name} = {value} must lie between 0 and 1: it is a share of inputs")
+
+
 def check_level(name: str, level: float, references: Tensor) -> None:
     """Refuse a level of flags that is no share, or that no p-value can be as small as.
 
@@ -101,8 +112,7 @@ def check_level(name: str, level: float, references: Tensor) -> None:
     Raises:
         ValueError: The message says what is the matter.
     """
-    if not 0 < level < 1:
-        raise ValueError(f"{name} = {level} must lie between 0 and 1: a share of inputs")
+    check_share(name, level)
     if len(references) < references_for(level):
         raise ValueError(
             f"{name} = {level:g} is below 1/{len(references) + 1}, the smallest p-value that "
@@ -120,12 +130,13 @@ def false_discoveries(p: Tensor, rate: float) -> Tensor:
     """Which of a batch to flag, ``(B,)``: at most this share of the flagged, on average, wrongly.
 
     Args:
-        p: P-values ``(B,)``.
+        p: P-values ``(B,)`` in float64; inputs whose p-value is a NaN do not count.
         rate: The false discovery rate.
     """
-    ordered = p.sort().values
-    line = rate * torch.arange(1, len(p) + 1, device=p.device) / max(1, len(p))
-    passing = ordered[ordered <= line]
+    ordered = p[~p.isnan()].sort().values
+    ranks = torch.arange(1, len(ordered) + 1, dtype=torch.float64, device=p.device)
+    # P-values are multiples of a share, as the line is, so many lie on it, but for rounding.
+    passing = ordered[ordered <= rate * ranks / max(1, len(ordered)) + 1e-9]
     return p <= passing[-1] if len(passing) else torch.zeros_like(p, dtype=torch.bool)
 
 

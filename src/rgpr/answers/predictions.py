@@ -232,7 +232,7 @@ def _of_batch(likelihood: Likelihood, promises: Promises, said: Said) -> Mapping
     if promises.references is not None:
         p = found["p_value"] = conformal.p_values(found["score"], promises.references)
         found["flag"] = (p <= promises.alpha) | p.isnan()
-    if promises.bound is not None and likelihood.name == "classification":
+    if promises.bound is not None and likelihood.sets:
         found["set"] = class_set(said.ranks, promises.bound)
     elif promises.bound is not None:
         found["low"], found["high"] = interval(said.ranks, promises.bound)

@@ -260,7 +260,7 @@ class Run:
                 "nll": -rows.gather(1, of[:, None]).log(),
                 "brier": gaps.square().sum(1) / questions,
             }
-        if subject.bound is not None and likelihood.name == "classification":
+        if subject.bound is not None and likelihood.sets:
             inside = class_set(ranks(subject.given, batch.reading), subject.bound)
             graded[OURS]["covered"] = inside.gather(1, y[:, None])
             graded[OURS]["size"] = inside

@@ -86,7 +86,7 @@ def check_classes(model: RGPR, data: Data) -> None:
     """Refuse folders of classes that cannot be numbered as the network's outputs are."""
     import torch
 
-    if data.classes is None or model.likelihood != "classification":
+    if data.classes is None or not model._likelihood.sets:
         return
     with torch.no_grad():
         outputs = model(data.first()[0][:1].to(model._device)).shape[1]

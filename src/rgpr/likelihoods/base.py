@@ -22,11 +22,14 @@ class Likelihood(ABC):
         name: What ``RGPR(..., likelihood=...)`` calls it.
         answers: Names of what a plain call returns.
         independent: Whether each output is answered by itself, whatever the others are.
+        sets: Whether one of several classes is right, so that ``predict_set`` answers and
+            ``interval`` does not.
     """
 
     name: ClassVar[str]
     answers: ClassVar[tuple[str, ...]]
     independent: ClassVar[bool] = True
+    sets: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

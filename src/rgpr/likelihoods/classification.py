@@ -35,6 +35,7 @@ class Classification(LabelLikelihood):
 
     name = "classification"
     independent: ClassVar[bool] = False
+    sets: ClassVar[bool] = True
 
     def choices(self, logits: Tensor) -> Tensor:
         return two_columns(logits)

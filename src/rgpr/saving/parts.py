@@ -89,8 +89,9 @@ def put_together(
     with complete(where):
         posterior = base if isinstance(base, Posterior) else _posterior(about, tensors, base, where)
         check_described(about)
-        if about.get("output") is not None:  # files of earlier versions know no such things
-            posterior.output = about["output"]
+        output = about.get("output")  # files of earlier versions know none
+        if output not in (None, posterior.output):
+            posterior = posterior.taking(output)  # it may serve other models as it is
         recipe = _recipe_from_json(about["residual"])
         coordinates = [
             Coordinates.from_saved(config, part(tensors, f"layer.{index}."))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -41,12 +41,21 @@ def digest(tensors: Mapping[str, Any]) -> str:
     All processes of a sharded network must call it, since it gathers the weights.
     """
     found = sha256()
-    for _, tensor in sorted(tensors.items()):
-        if isinstance(tensor, Tensor):
+    for _, value in sorted(tensors.items()):
+        for tensor in _within(value):
             values = whole(tensor)
             values = values.dequantize() if values.is_quantized else values
             found.update(values.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
+
+
+def _within(value: Any) -> Iterator[Tensor]:
+    """The tensors in an entry of a state: quantised modules pack weight and bias into a tuple."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _within(each)
 
 
 def check_same(what: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:

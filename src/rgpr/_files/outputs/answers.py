@@ -101,8 +101,7 @@ def _predictions(model: RGPR, levels: Levels) -> Callable[[Tensor], Arrays]:
     if model._references is not None:
         conformal.check_level("--alpha", alpha, model._references)
     coverage = 0.9 if levels.coverage is None else levels.coverage
-    if not 0 < coverage < 1:
-        raise ValueError(f"--coverage {coverage} must lie between 0 and 1: a probability")
+    conformal.check_share("--coverage", coverage)
 
     def of(x: Tensor) -> Arrays:
         found = model.predict([(x, None)], alpha=alpha, coverage=coverage, progress=False)

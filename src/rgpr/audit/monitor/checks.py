@@ -122,7 +122,7 @@ def check_predictions(predicted: Tensor, model: RGPR, *, made: bool) -> None:
         return
     off = 4 * torch.finfo(predicted.dtype).eps if predicted.is_floating_point() else 0.0
     wrong = ((numbers < -off) | (numbers > 1 + off)).any(1)
-    if likelihood.name == "classification":
+    if likelihood.sets:
         wrong |= (numbers.sum(1) - 1).abs() > _OFF + off
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
