@@ -153,9 +153,10 @@ def _simulated(one: dict[str, float], workers: int, start: float) -> float:
 
 def _loop(place: Path, kind: str, out: Path) -> None:
     """What an actor does, one file after the other, in this process."""
-    from rgpr.integrations.ray.files import FileScorer, _files, _parts
+    from rgpr.integrations.ray.files import FileScorer
+    from rgpr.integrations.ray.planning import input_files, parts_of
 
-    parts = _parts(_files(place / kind), out, ROWS)
+    parts = parts_of(input_files(place / kind), out, ROWS)
     options = OPTIONS | {"column": _column(kind), "keep": None, "size": None, "device": "cpu"}
     scorer = FileScorer(path=place / "model", **options)
     for name, files in parts.items():

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ import rgpr  # noqa: E402
 from networks import convolutional, mlp  # noqa: E402
 from opening import as_opened  # noqa: E402
 from rgpr.integrations import ray as scoring  # noqa: E402
-from rgpr.integrations.ray import columns, files, learning  # noqa: E402
+from rgpr.integrations.ray import begun, columns, files, learning, planning  # noqa: E402
 from trust.limits import no_hang  # noqa: E402
 
 ROWS = 400
@@ -236,8 +237,16 @@ def test_a_learner_by_hand(tmp_path: Path) -> None:
     torch.testing.assert_close(
         model.fit(state).score(flat), alone.score(flat), rtol=1e-4, atol=1e-5
     )
-    with pytest.raises(KeyError, match="name the targets with target="):
-        learner({"x": x})
+    for batch, kind, reason in (
+        ({"x": x}, "KeyError", "name the targets with target="),
+        ({"x": x, "y": np.array(["a word"] * 50)}, "TypeError", "'a word'"),
+        ({"x": x, "y": y + 3}, "ValueError", "classes"),
+    ):
+        refused = learner(batch)
+        assert refused["kind"] == [kind]
+        assert reason in refused["reason"][0]
+    learner.inputs = learning.Inputs("x", 1.0, lambda x: x[:3].flatten(1))
+    assert "made shape (3, 4) of 20 rows" in learner({"x": x, "y": y})["reason"][0]
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -299,18 +308,94 @@ def test_a_killed_run_goes_on(cluster: None, saved: tuple[Path, rgpr.RGPR], tmp_
     np.testing.assert_allclose(
         [row["score"] for row in rows], model.score(torch.from_numpy(x)).detach(), atol=1e-4
     )
-    with pytest.raises(ValueError, match="batch_size was 20 and is 7"):
-        scoring.score_files(tmp_path / "in", out, path, mlp, batch_size=7)
-    min(finished).unlink()
-    with pytest.raises(ray.exceptions.RayError, match="answers of another run"):
-        scoring.score_files(
-            tmp_path / "in", out, path, mlp, batch_size=20, preprocess=lambda x: x + 3
-        )
-    assert not min(finished).exists()
-    [*_, last] = sorted((tmp_path / "in").glob("*.parquet"))
-    os.utime(last)
-    with pytest.raises(ValueError, match="their content was"):
-        scoring.score_files(tmp_path / "in", out, path, mlp, batch_size=20)
+    with pytest.raises(ValueError, match=r"scale was 1\.0 and is 2\.0"):
+        scoring.score_files(tmp_path / "in", out, path, mlp, scale=2)
+    for left in range(2):  # one file is left to score, and none
+        if left == 0:
+            min(finished).unlink()
+        with pytest.raises(ray.exceptions.RayError, match="answers of another run"):
+            scoring.score_files(tmp_path / "in", out, path, mlp, preprocess=lambda x: 0.9 * x)
+        assert min(finished).exists() == bool(left)
+        if left == 0:  # a smaller batch may be what lets a run go on
+            scoring.score_files(tmp_path / "in", out, path, mlp, batch_size=7)
+
+
+def test_a_file_that_is_mended_is_scored_and_the_others_stay(
+    cluster: None, saved: tuple[Path, rgpr.RGPR], tmp_path: Path
+) -> None:
+    path, model = saved
+    x, out = parquet(tmp_path), tmp_path / "out"
+    first, *_, last = sorted((tmp_path / "in").glob("*.parquet"))
+    whole = last.read_bytes()
+    last.write_bytes(whole[:100])
+    with pytest.raises(KeyError, match="no 'nope'"):
+        by_hand(path, [first], out / "by-hand.parquet", column="nope")
+    with pytest.raises(ray.exceptions.RayError, match=f"{last.name} could not be scored"):
+        scoring.score_files(tmp_path / "in", out, path, mlp)
+    last.write_bytes(whole)
+    scoring.score_files(tmp_path / "in", out, path, mlp)
+    rows = sorted(answers(out), key=lambda row: row["id"])
+    assert [row["id"] for row in rows] == list(range(ROWS))
+    written = {file.name: file.stat().st_mtime_ns for file in out.glob("*.parquet")}
+    pq_twice(first)
+    (out / last.name).write_bytes(b"")  # as a full disk may leave it
+    scoring.score_files(tmp_path / "in", out, path, mlp)
+    anew = {f.name for f in out.glob("*.parquet") if f.stat().st_mtime_ns != written[f.name]}
+    assert anew == {first.name, last.name}
+    rows = sorted(answers(out), key=lambda row: row["id"])
+    assert len(rows) == ROWS
+    expected = model.score(torch.from_numpy(x)).detach().numpy()
+    moved = np.array([row["score"] for row in rows]) - expected
+    assert (np.abs(moved) > 1e-3).sum() == ROWS // 8
+
+
+def pq_twice(file: Path) -> None:
+    """Write the rows of a file anew, with inputs that are twice as large."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(file).to_pylist()
+    table = pa.table({"id": [r["id"] for r in rows], "x": [[2 * v for v in r["x"]] for r in rows]})
+    pq.write_table(table, file)
+
+
+def test_options_that_fail_do_not_bind_a_folder(tmp_path: Path) -> None:
+    """What was begun binds a run only once an answer stands in the folder."""
+    begun.check_begun(tmp_path, ["a"], "m", {"column": "image"}, anew=True)
+    begun.check_begun(tmp_path, ["a"], "m", {"column": "x"}, anew=True)
+    with pytest.raises(ValueError, match=r"column was x and is image.*Call it as before"):
+        begun.check_begun(tmp_path, ["a"], "m", {"column": "image"}, anew=False)
+    with pytest.raises(ValueError, match="inputs was 1 files"):
+        begun.check_begun(tmp_path, ["a", "b"], "m", {"column": "x"}, anew=False)
+
+
+def test_answers_come_in_the_order_of_the_rows(
+    cluster: None, saved: tuple[Path, rgpr.RGPR]
+) -> None:
+    """Without a column that names the rows nothing else tells which answer is whose."""
+    path, model = saved
+    x = np.random.default_rng(0).normal(size=(160, 4)).astype(np.float32)
+    first = float(x[0, 0])
+
+    def slow(rows: torch.Tensor) -> torch.Tensor:
+        if float(rows[0, 0]) == first:
+            time.sleep(3)
+        return rows
+
+    before = ray.data.DataContext.get_current().execution_options.preserve_order
+    data = ray.data.from_items([{"x": row} for row in x], override_num_blocks=4)
+    scored = scoring.score(data, path, mlp, batch_size=40, preprocess=slow, actors=2, cpus=0.5)
+    found = [row["score"] for row in scored.iter_rows()]
+    np.testing.assert_allclose(found, model.score(torch.from_numpy(x)).detach(), atol=1e-4)
+    assert ray.data.DataContext.get_current().execution_options.preserve_order == before
+
+
+def test_what_workers_refuse_reaches_the_caller_as_it_was(cluster: None) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    x[40, 1] = np.nan
+    data = ray.data.from_items([{"x": row} for row in x])
+    with pytest.raises(ValueError, match=r"not finite.* counted from the first of every 8192 rows"):
+        scoring.fit(rgpr.RGPR(mlp()), data, batch_size=20)
 
 
 @pytest.mark.slow
@@ -359,6 +444,71 @@ def test_files_that_are_refused(tmp_path: Path, saved: tuple[Path, rgpr.RGPR]) -
         scoring.score_files(tmp_path / "in", tmp_path / "out", path, mlp)
     with pytest.raises(ValueError, match="of somebody else"):
         scoring.score_files(tmp_path / "in" / "a.parquet", tmp_path / "in", path, mlp)
+
+
+def test_which_files_are_read(tmp_path: Path) -> None:
+    """Every file that a name leads to, and nothing that others hide or are still writing."""
+    root, elsewhere = tmp_path / "in", tmp_path / "elsewhere"
+    names = ("a.parquet", "sub/b.PARQUET", "about.txt", ".hidden/c.parquet", "_temporary/d.parquet")
+    for name in (*names, "._e.parquet", "sub/.f.parquet"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    elsewhere.mkdir()
+    (elsewhere / "0123abcd").touch()
+    (root / "linked.parquet").symlink_to(elsewhere / "0123abcd")
+    (root / "again.parquet").symlink_to(root / "a.parquet")
+    (elsewhere / "g.parquet").touch()
+    (root / "link").symlink_to(elsewhere)
+    (elsewhere / "up").symlink_to(root)
+    found = [os.path.relpath(file, root) for file in planning.input_files(root)]
+    every = ["a.parquet", "again.parquet", "link/g.parquet", "linked.parquet", "sub/b.PARQUET"]
+    assert found == every
+    parts = planning.parts_of(planning.input_files(root), tmp_path / "out", 10)
+    assert [str(part.relative_to(tmp_path / "out")) for part in parts] == every
+    listed = planning.input_files([root / "sub", root / "a.parquet"])
+    assert [Path(file).name for file in listed] == ["a.parquet", "b.PARQUET"]
+    with pytest.raises(ValueError, match=r"about\.txt is neither a parquet file nor an image"):
+        planning.input_files([root / "a.parquet", root / "about.txt"])
+    with pytest.raises(ValueError, match=r"a\.parquet is named twice"):
+        planning.input_files([root / "a.parquet", root])
+    with pytest.raises(FileNotFoundError, match=r"there is no .*nowhere"):
+        planning.input_files([root / "nowhere.parquet"])
+
+
+def test_counts_and_names_that_are_refused(tmp_path: Path, saved: tuple[Path, rgpr.RGPR]) -> None:
+    (tmp_path / "a.parquet").touch()
+    for wrong in ({"batch_size": 0}, {"images_per_file": -1}):
+        with pytest.raises(ValueError, match="must be a whole number, at least 1"):
+            scoring.score_files(tmp_path / "a.parquet", tmp_path / "out", saved[0], mlp, **wrong)
+    with pytest.raises(TypeError, match=r"keep=\['id'\]"):
+        scoring.score_files(tmp_path / "a.parquet", tmp_path / "out", saved[0], mlp, keep="id")
+    with pytest.raises(KeyError, match=r"columns \['id', 'x'\], and no 'nope'"):
+        scoring.Predictor(saved[0], mlp, keep=["nope"])({"x": np.zeros((2, 4)), "id": np.ones(2)})
+    rows = np.empty(2, dtype=object)
+    rows[:] = [np.zeros(4), None]
+    with pytest.raises(ValueError, match="row 1 of 'x' has no value"):
+        scoring.Predictor(saved[0], mlp)({"x": rows})
+
+
+class Texts(torch.nn.Module):
+    """Takes ids of words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.last = torch.nn.Embedding(50, 8), torch.nn.Linear(8, 3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.last(self.words(ids).mean(1).relu())
+
+
+def test_ids_are_no_numbers_to_scale(tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).integers(1, 50, size=(40, 6))
+    model = rgpr.RGPR(Texts(), input="words").fit([torch.from_numpy(ids)], progress=False)
+    model.save(tmp_path / "m")
+    found = scoring.Predictor(tmp_path / "m", Texts)({"x": ids})
+    np.testing.assert_allclose(found["score"], model.score(torch.from_numpy(ids)).detach())
+    with pytest.raises(ValueError, match=r"scale = 0\.5, and the column 'x' holds ids"):
+        scoring.Predictor(tmp_path / "m", Texts, scale=0.5)({"x": ids})
 
 
 def test_answers_inside_the_inputs(tmp_path: Path, saved: tuple[Path, rgpr.RGPR]) -> None:
@@ -446,8 +596,8 @@ def test_an_ending_in_capitals(tmp_path: Path, saved: tuple[Path, rgpr.RGPR]) ->
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"x": [[0.0, 1.0, 2.0, 3.0]]}), tmp_path / "A.PARQUET")
-    (found,) = files._files(tmp_path)
-    parts = files._parts([found], tmp_path / "out", 10)
+    (found,) = planning.input_files(tmp_path)
+    parts = planning.parts_of([found], tmp_path / "out", 10)
     assert [name.name for name in parts] == ["A.PARQUET"]
     assert by_hand(saved[0], [Path(found)], tmp_path / "out" / "a.parquet") == 1
 
@@ -503,8 +653,9 @@ def test_images_are_opened_with_care(
     image.save(tmp_path / "c.tif")
     options = {"preprocess": lambda x: x[:, 0, :, 0]}
     out = tmp_path / "out.parquet"
-    assert [Path(name).name for name in files._files(tmp_path)] == ["a.png", "b.png"]
+    assert [Path(name).name for name in planning.input_files(tmp_path)] == ["a.png", "b.png"]
     assert by_hand(saved[0], [tmp_path / "b.png"], out, **options) == 1
+    out = tmp_path / "other.parquet"
     with pytest.raises(ValueError, match=r"a.png cannot be read as an image"):
         by_hand(saved[0], [tmp_path / "a.png"], out, **options)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3)  # of which Pillow itself would only warn
@@ -564,7 +715,7 @@ def test_images_of_differing_sizes(tmp_path: Path) -> None:
     rgpr.RGPR(mlp()).fit([torch.randn(100, 4)]).save(tmp_path / "m")
     images = np.empty(2, dtype=object)
     images[:] = [np.zeros((3, 3)), np.zeros((3, 4))]
-    with pytest.raises(ValueError, match="read images of one size"):
+    with pytest.raises(ValueError, match="brings them to one by size="):
         scoring.Predictor(tmp_path / "m", mlp)({"x": images})
 
 

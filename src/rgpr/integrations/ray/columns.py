@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..._network.checks import network_dtype_device
 
-__all__ = ["Inputs", "Workers", "numbers"]
+__all__ = ["Inputs", "Workers", "check_counts", "check_keep", "kept_names", "numbers"]
 
 Array = np.ndarray[Any, Any]
 
@@ -27,19 +27,41 @@ class Inputs:
         scale: What they are multiplied by, e.g. ``1 / 255`` for bytes.
         preprocess: What is done to a batch after that, on the device of the network and in at
             least float32.
+        ids: Whether whole numbers are ids, which an embedding reads as they are.
     """
 
     column: str = "x"
     scale: float = 1.0
     preprocess: Callable[[Tensor], Tensor] | None = None
+    ids: bool = False
 
     def of(self, batch: Mapping[str, Array], network: nn.Module, device: str) -> Tensor:
-        """The inputs of a batch of columns, in the dtype of the network."""
-        values = numbers(batch, self.column, "name the inputs with column=")
+        """The inputs of a batch of columns, in the dtype of the network; ids as they are."""
+        x = numbers(batch, self.column, "name the inputs with column=").to(device)
         dtype = network_dtype_device(network)[0] or torch.float32
-        # Scaled in at least float32, also for networks in half precision.
-        x = values.to(device, torch.promote_types(dtype, torch.float32)) * self.scale
-        return (x if self.preprocess is None else self.preprocess(x)).to(dtype)
+        if not self.ids or x.is_floating_point():
+            # Scaled in at least float32, also for networks in half precision.
+            x = x.to(torch.promote_types(dtype, torch.float32)) * self.scale
+        elif self.scale != 1:
+            raise ValueError(
+                f"scale = {self.scale:g}, and the column '{self.column}' holds ids, which cannot "
+                "be scaled; leave scale= out"
+            )
+        if self.preprocess is not None:
+            x = self._preprocessed(x)
+        return x.to(dtype) if x.is_floating_point() else x
+
+    def _preprocessed(self, x: Tensor) -> Tensor:
+        assert self.preprocess is not None
+        found = self.preprocess(x)
+        if not isinstance(found, Tensor):
+            raise TypeError(f"preprocess= returned a {type(found).__name__}, and not a tensor")
+        if found.dim() == 0 or len(found) != len(x):
+            raise ValueError(
+                f"preprocess= made shape {tuple(found.shape)} of {len(x)} rows; it must give one "
+                "row for each"
+            )
+        return found
 
 
 def numbers(batch: Mapping[str, Array], column: str, hint: str) -> Tensor:
@@ -54,12 +76,15 @@ def numbers(batch: Mapping[str, Array], column: str, hint: str) -> Tensor:
         raise KeyError(f"the dataset has the columns {sorted(batch)}, and no '{column}'; {hint}")
     values = batch[column]
     if values.dtype == object:
+        missing = next((number for number, row in enumerate(values) if row is None), None)
+        if missing is not None:
+            raise ValueError(f"row {missing} of '{column}' has no value; remove such rows")
         rows = [_dense(row, column) for row in values]
         shapes = {row.shape for row in rows}
         if len(shapes) > 1:
             raise ValueError(
                 f"the rows of '{column}' have the shapes {sorted(shapes)[:3]}, and a network takes "
-                "batches of one shape; read images of one size: ray.data.read_images(size=...)"
+                "batches of one shape; whatever reads images brings them to one by size="
             )
         values = np.stack(rows)
     if values.dtype.kind not in "biuf":
@@ -83,6 +108,37 @@ def _dense(row: Any, column: str) -> Array:
             "takes arrays; fill the parts up to one shape"
         )
     return np.stack(parts)
+
+
+def kept_names(names: Sequence[str], column: str, keep: Sequence[str] | None) -> list[str]:
+    """The columns to keep of those that there are; all but the inputs if none are named.
+
+    Raises:
+        KeyError: A named one is not there.
+    """
+    if keep is None:
+        return [name for name in names if name != column]
+    missing = [name for name in keep if name not in names]
+    if missing:
+        raise KeyError(
+            f"the data have the columns {sorted(names)}, and no '{missing[0]}'; name the columns "
+            "that are kept with keep="
+        )
+    return list(keep)
+
+
+def check_keep(keep: Sequence[str] | None) -> list[str] | None:
+    """Refuse a word where names of columns are wanted."""
+    if isinstance(keep, str):
+        raise TypeError(f"keep={keep!r} is one word; give a list of names: keep=[{keep!r}]")
+    return None if keep is None else list(keep)
+
+
+def check_counts(**counts: int) -> None:
+    """Refuse anything but positive whole numbers, by the names under which they were given."""
+    for name, count in counts.items():
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name} = {count} must be a whole number, at least 1")
 
 
 def no_room(actors: int, cpus: float, there: float) -> bool:

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from ..._atomic import replacing
-from ..._images import ENDINGS, opened
+from ..._images import opened
 from ..._network.checks import network_dtype_device
 from .ahead import ahead
 from .begun import ROWS, check_begun, check_scores, digest
-from .columns import Array, Workers
+from .columns import Array, Workers, check_counts, check_keep, kept_names
+from .planning import INPUTS, check_apart, input_files, is_finished, is_parquet, looks, parts_of
 from .scoring import Predictor, check_file, check_names
 
 __all__ = ["FileScorer", "score_files"]
@@ -65,9 +66,7 @@ class FileScorer(Predictor):
                 "back to go on, or name another folder for the answers of the new one"
             )
         if finished is not None:
-            files, out = finished
-            with closing(self._batches(files, ROWS)) as batches:
-                check_scores(Path(out), self._answers(next(batches)[1])["score"])
+            self._check_functions(*finished)
 
     def __call__(self, batch: dict[str, Array]) -> dict[str, Array]:
         """The number of rows of every part, once its answers are in their file."""
@@ -76,11 +75,35 @@ class FileScorer(Predictor):
             "rows": np.array([self._score(json.loads(files), Path(out)) for files, out in parts])
         }
 
+    def _check_functions(self, files: Sequence[str], out: str) -> None:
+        """Refuse to go on if rows of a finished part get other scores than those in its file."""
+        with closing(self._batches(files, min(ROWS, self.batch_size))) as batches:
+            columns = next(batches)[1]
+        once, again = (self._answers(columns)["score"] for _ in range(2))
+        dtype = network_dtype_device(self.model.posterior.network)[0]
+        rounded = self.autocast is not None or dtype in (torch.float16, torch.bfloat16)
+        check_scores(Path(out), once, again, rounded=rounded)
+
     def _score(self, files: Sequence[str], out: Path) -> int:
+        """Score a part, unless another worker has, and return how many rows it has."""
+        if is_finished(out, files):
+            return 0
+        try:
+            return self._written(files, out)
+        except (KeyError, OSError, TypeError, ValueError) as error:
+            if any(file in str(error) for file in files):
+                raise
+            # Some classes of errors cannot be made of a sentence.
+            kind = next((k for k in (OSError, TypeError) if isinstance(error, k)), ValueError)
+            said = error.args[0] if isinstance(error, KeyError) else error
+            raise kind(f"{files[0]} could not be scored: {said}") from error
+
+    def _written(self, files: Sequence[str], out: Path) -> int:
         import pyarrow as pa  # type: ignore[import-untyped]
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
         out.parent.mkdir(parents=True, exist_ok=True)
+        about = {INPUTS: looks(files)}  # as they are before they are read
         rows, writer = 0, None
         batches = ahead(self._batches(files, self.batch_size))
         with replacing(out) as temporary, closing(batches):
@@ -91,7 +114,9 @@ class FileScorer(Predictor):
                     for name, array in answers.items():
                         kept = kept.append_column(name, _as_column(pa, array))
                     if writer is None:
-                        writer = pq.ParquetWriter(temporary, kept.schema)
+                        schema = kept.schema
+                        schema = schema.with_metadata({**(schema.metadata or {}), **about})
+                        writer = pq.ParquetWriter(temporary, schema)
                     writer.write_table(kept)
                     rows += kept.num_rows
             finally:
@@ -115,7 +140,7 @@ class FileScorer(Predictor):
         import pyarrow as pa
 
         column = self.inputs.column
-        if not _is_parquet(files[0]):
+        if not is_parquet(files[0]):
             for start in range(0, len(files), rows):
                 some = files[start : start + rows]
                 images = np.empty(len(some), dtype=object)
@@ -128,9 +153,7 @@ class FileScorer(Predictor):
                     f"{files[0]} has the columns {table.column_names}, and no '{column}'; name the "
                     "inputs with column="
                 )
-            keep = (
-                [n for n in table.column_names if n != column] if self.keep is None else self.keep
-            )
+            keep = kept_names(table.column_names, column, self.keep)
             values = _array(table.column(column)) if table.num_rows else np.empty(0)
             yield table.select(keep), {column: values}
 
@@ -156,9 +179,12 @@ def score_files(
 ) -> list[Path]:
     """Score files, each into one parquet file of answers; a killed run goes on when called again.
 
+    A file of inputs that was written anew since it was scored is scored again.
+
     Args:
-        inputs: A folder of parquet files or of images, also in folders below it, or a list of them.
-            Every machine must see them, and ``out``: folders of a disk that they share.
+        inputs: A folder of parquet files or of images, also in folders below it, or a list of
+            folders and files. In folders, names that begin with a dot or an underscore are left
+            out. Every machine must see them, and ``out``: folders of a disk that they share.
         out: The folder for the answers. A file of inputs gives a file of the same name there;
             ``images_per_file`` images give one file together, with their paths.
         path: The file that :meth:`rgpr.RGPR.save` wrote.
@@ -184,95 +210,53 @@ def score_files(
     Raises:
         FileNotFoundError: There is no such model, or no file of inputs.
         ValueError: The folder holds answers of another model, other options or other inputs, or
-            lies in that of the inputs; a column to keep has the name of an answer.
-        ray.exceptions.RayError: A worker failed. If a run goes on with another ``preprocess`` or
-            ``network``, so that finished rows get other scores now, the message says so.
+            lies in that of the inputs; a column to keep has the name of an answer; a file of inputs
+            is neither parquet nor an image.
+        ray.exceptions.RayError: A worker failed; the message names the file. If a run goes on with
+            another ``preprocess`` or ``network``, so that finished rows get other scores now, the
+            message says that.
     """
     import ray
 
-    folder, files = Path(out).resolve(), _files(inputs)
-    _check_apart(inputs, folder)
-    parts = _parts(files, folder, images_per_file)
+    check_counts(batch_size=batch_size, images_per_file=images_per_file)
+    folder, files = Path(out).resolve(), input_files(inputs)
+    check_apart(inputs, folder)
+    parts = parts_of(files, folder, images_per_file)
     options: dict[str, Any] = {
         "path": check_file(path),
         "network": network,
         "column": column,
-        "keep": keep,
-        "scale": scale,
+        "keep": check_keep(keep),
+        "scale": float(scale),
         "preprocess": preprocess,
         "autocast": autocast,
         "compile": compile,
-        "size": size,
+        "size": None if size is None else tuple(size),
         "batch_size": batch_size,
     }
     content = digest(options["path"])
-    check_begun(folder, files, content, options | {"images_per_file": images_per_file})
-    left = [
-        {"files": json.dumps(part), "out": str(name)}
-        for name, part in parts.items()
-        if not name.exists()
-    ]
+    done = {name: part for name, part in parts.items() if is_finished(name, part)}
+    compared = options | {"images_per_file": images_per_file}
+    check_begun(folder, files, content, compared, anew=not done)
+    known = next(((part, str(name)) for name, part in done.items() if _rows(name)), None)
+    left = [each for each in parts if each not in done]
+    workers = Workers(actors, gpus, cpus)
+    if not left:
+        # One worker finds out whether the functions are those that the run had.
+        left, workers = [] if known is None else [Path(known[1])], Workers(1, gpus, cpus)
     if left:
-        todo = ray.data.from_items(left, override_num_blocks=len(left))
-        workers = Workers(actors, gpus, cpus)
-        begun = {"content": content, "finished": _finished(parts)}
+        items = [{"files": json.dumps(parts[name]), "out": str(name)} for name in left]
+        todo = ray.data.from_items(items, override_num_blocks=len(items))
+        begun = {"content": content, "finished": known}
         workers.map(todo, FileScorer, 1, **begun, **options).materialize()
     return list(parts)
 
 
-def _files(inputs: Any) -> list[str]:
-    """The files of inputs, all of one kind, in the order of their names."""
-    if isinstance(inputs, str | os.PathLike):
-        root = Path(inputs)
-        found = [root] if root.is_file() else [each for each in root.rglob("*") if each.is_file()]
-    else:
-        found = [Path(each) for each in inputs]
-    wanted = sorted(
-        str(p.resolve()) for p in found if _is_parquet(p) or p.suffix.lower() in ENDINGS
-    )
-    missing = [name for name in wanted if not os.path.exists(name)]
-    if missing or not wanted:
-        what = missing[0] if missing else f"{inputs} with parquet files or images"
-        raise FileNotFoundError(f"there is no {what}")
-    if len({_is_parquet(name) for name in wanted}) > 1:
-        raise ValueError(f"{inputs} holds both parquet files and images; pass one kind at a time")
-    return wanted
-
-
-def _is_parquet(file: str | os.PathLike[str]) -> bool:
-    return Path(file).suffix.lower() == ".parquet"
-
-
-def _check_apart(inputs: Any, folder: Path) -> None:
-    """Refuse a folder of answers in which a later run would look for inputs."""
-    if isinstance(inputs, str | os.PathLike) and Path(inputs).is_dir():
-        root = Path(inputs).resolve()
-        if folder.is_relative_to(root):
-            raise ValueError(
-                f"{folder} is in the folder of inputs {root}, where a later run would take the "
-                "answers for inputs; name a folder outside of it"
-            )
-
-
-def _parts(files: list[str], folder: Path, images: int) -> dict[Path, list[str]]:
-    """Which files go into which file of answers."""
-    if _is_parquet(files[0]):
-        root = os.path.commonpath([os.path.dirname(name) for name in files])
-        return {folder / os.path.relpath(name, root): [name] for name in files}
-    starts = range(0, len(files), images)
-    return {
-        folder / f"images-{start:09d}.parquet": files[start : start + images] for start in starts
-    }
-
-
-def _finished(parts: dict[Path, list[str]]) -> tuple[list[str], str] | None:
-    """A part whose file of answers is there and has rows, as its inputs and that file."""
+def _rows(answers: Path) -> int:
+    """How many rows a file of answers has."""
     import pyarrow.parquet as pq
 
-    for name, files in parts.items():
-        if name.exists() and pq.read_metadata(name).num_rows > 0:
-            return files, str(name)
-    return None
+    return int(pq.read_metadata(answers).num_rows)
 
 
 def _tables(file: str, rows: int) -> Iterator[Any]:

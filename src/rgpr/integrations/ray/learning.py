@@ -22,11 +22,13 @@ from ...answers import Calibration
 from ...model import RGPR
 from ...states import CalibrationState, FitState
 from ...states.base import State
-from .columns import Array, Inputs, Workers, numbers
+from .columns import Array, Inputs, Workers, check_counts, numbers
 
 __all__ = ["Learner", "calibrate", "fit"]
 
 S = TypeVar("S", bound=State)
+# Errors that data cause, by name.
+_REFUSED = {error.__name__: error for error in (KeyError, TypeError, ValueError)}
 
 
 class Learner:
@@ -53,6 +55,18 @@ class Learner:
         self.inputs, self.target, self.batch_size = inputs, target, batch_size
 
     def __call__(self, batch: dict[str, Array]) -> dict[str, Any]:
+        """The state of a batch of columns as bytes, or why there is none: a word and a sentence."""
+        try:
+            found = self._state_of(batch), "", ""
+        except tuple(_REFUSED.values()) as error:
+            # What a worker raises reaches the caller as another kind of error.
+            found = b"", type(error).__name__, str(error.args[0] if error.args else error)
+        return {
+            name: np.array([value], dtype=object)
+            for name, value in zip(("state", "kind", "reason"), found, strict=True)
+        }
+
+    def _state_of(self, batch: dict[str, Array]) -> bytes:
         state, network = self.kind(self.model), self.model.posterior.network
         rows = len(next(iter(batch.values())))
         for start in range(0, rows, self.batch_size):
@@ -65,8 +79,7 @@ class Learner:
             state.update((x, y))
         with TemporaryDirectory() as folder:
             state.save(Path(folder) / "state")
-            content = (Path(folder) / "state").read_bytes()
-        return {"state": np.array([content], dtype=object)}
+            return (Path(folder) / "state").read_bytes()
 
 
 def fit(
@@ -105,9 +118,13 @@ def fit(
         The model itself, which is that of one process over all rows up to rounding.
 
     Raises:
+        KeyError: The dataset has no such column.
+        TypeError: A column holds no numbers, or what :meth:`rgpr.RGPR.fit` refuses.
         ValueError: What :meth:`rgpr.RGPR.fit` refuses.
     """
-    inputs, workers = Inputs(column, scale, preprocess), Workers(actors, gpus, cpus)
+    check_counts(batch_size=batch_size, rows_per_state=rows_per_state)
+    inputs = Inputs(column, scale, preprocess, model.input is not None)
+    workers = Workers(actors, gpus, cpus)
     workers.leave_room()
     options = {"inputs": inputs, "target": target, "batch_size": batch_size}
     return model.fit(_learned(FitState(model), dataset, workers, rows_per_state, options), r=r)
@@ -148,10 +165,14 @@ def calibrate(
         What was done; ``print`` it.
 
     Raises:
+        KeyError: The dataset has no such column.
         RuntimeError: The model was not fitted.
+        TypeError: A column holds no numbers, or what :meth:`rgpr.RGPR.calibrate` refuses.
         ValueError: What :meth:`rgpr.RGPR.calibrate` refuses.
     """
-    inputs, workers = Inputs(column, scale, preprocess), Workers(actors, gpus, cpus)
+    check_counts(batch_size=batch_size, rows_per_state=rows_per_state)
+    inputs = Inputs(column, scale, preprocess, model.input is not None)
+    workers = Workers(actors, gpus, cpus)
     workers.leave_room()
     options = {"inputs": inputs, "target": target, "batch_size": batch_size}
     state = _learned(CalibrationState(model), dataset, workers, rows_per_state, options)
@@ -166,6 +187,10 @@ def _learned(total: S, dataset: Any, workers: Workers, rows: int, options: dict[
     with TemporaryDirectory() as folder, _in_order(states):
         path = Path(folder) / "state"
         for row in states.iter_rows():
+            if row["kind"]:
+                raise _REFUSED[row["kind"]](
+                    f"{row['reason']} (batches are counted from the first of every {rows} rows)"
+                )
             path.write_bytes(row["state"])
             total.add(path)
     return total

@@ -25,7 +25,7 @@ from ..._network.checks import check_input
 from ...likelihoods import LabelLikelihood, likelihood_named
 from ...model import load
 from ...saving.export import program
-from .columns import Array, Inputs, Workers
+from .columns import Array, Inputs, Workers, check_counts, check_keep, kept_names
 
 __all__ = ["Predictor", "check_file", "check_names", "score"]
 
@@ -62,13 +62,14 @@ class Predictor:
     ) -> None:
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.model = load(path, network()).to(self.device).eval()
-        self.inputs, self.keep = Inputs(column, scale, preprocess), keep
+        ids = self.model.input is not None
+        self.inputs, self.keep = Inputs(column, scale, preprocess, ids), check_keep(keep)
         self.autocast, self.compile = autocast, compile
         self._graph: Callable[[Tensor], Any] | None = None
 
     def __call__(self, batch: dict[str, Array]) -> dict[str, Array]:
         x = self.inputs.of(batch, self.model.posterior.network, self.device)
-        names = set(batch) - {self.inputs.column} if self.keep is None else self.keep
+        names = kept_names(list(batch), self.inputs.column, self.keep)
         answers = self.answers(x)
         check_names(names, answers)
         return {**{name: batch[name] for name in names}, **answers}
@@ -144,28 +145,33 @@ def score(
         cpus: Number of CPUs that each actor reserves.
 
     Returns:
-        A lazy dataset with ``prediction``, ``confidence`` and ``probabilities`` (regression:
-        ``mean`` and ``variance``), ``score``, and ``p_value`` if the model was calibrated. The
-        prediction of several labels is a zero or a one for each.
+        A lazy dataset in the order of the rows, with ``prediction``, ``confidence`` and
+        ``probabilities`` (regression: ``mean`` and ``variance``), ``score``, and ``p_value`` if the
+        model was calibrated. The prediction of several labels is a zero or a one for each.
 
     Raises:
         FileNotFoundError: There is no such file.
     """
+    check_counts(batch_size=batch_size)
     workers = Workers(actors, gpus, cpus)
     workers.leave_room()
-    return workers.map(
+    scored = workers.map(
         dataset,
         Predictor,
         batch_size,
         path=check_file(path),
         network=network,
         column=column,
-        keep=keep,
+        keep=check_keep(keep),
         scale=scale,
         preprocess=preprocess,
         autocast=autocast,
         compile=compile,
     )
+    # Without a column that says which row is which, answers are told apart by their order alone.
+    # Ray has one context for a dataset and what is made of it, and another for all others.
+    scored.context.execution_options.preserve_order = True
+    return scored
 
 
 def check_names(kept: Iterable[str], answers: Iterable[str]) -> None:

@@ -1,0 +1,138 @@
+"""Which files are read, which file of answers each goes into, and which of these are finished."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ..._images import ENDINGS
+
+__all__ = [
+    "INPUTS",
+    "check_apart",
+    "input_files",
+    "is_finished",
+    "is_parquet",
+    "looks",
+    "parts_of",
+]
+
+# Under this name a file of answers says how the files looked that it was made of.
+INPUTS = b"rgpr_inputs"
+
+
+def input_files(inputs: Any) -> list[str]:
+    """The files of inputs, all of one kind, in the order of their names.
+
+    Args:
+        inputs: A folder, a file, or a list of both. Folders are read with all folders below them,
+            also where these are links; names in them that begin with a dot or an underscore are
+            left out, as every reader of folders of parquet does, and so are files of other kinds.
+
+    Raises:
+        FileNotFoundError: A file is not there, or there is none.
+        ValueError: A named file is of another kind, is named twice, or there are both kinds.
+    """
+    named = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
+    found: list[str] = []
+    for each in named:
+        path = os.path.abspath(each)
+        if os.path.isdir(path):
+            found += filter(_is_known, _within(path))
+            continue
+        if not os.path.exists(path):
+            raise FileNotFoundError(f"there is no {path}")
+        if not _is_known(path):
+            raise ValueError(
+                f"{path} is neither a parquet file nor an image ({', '.join(ENDINGS)}); leave it "
+                "out, or give it the ending of what it is"
+            )
+        found.append(path)
+    if not found:
+        what = named[0] if len(named) == 1 else named
+        raise FileNotFoundError(f"there is no {what} with parquet files or images")
+    files = sorted(found)
+    twice = next((a for a, b in pairwise(files) if a == b), None)
+    if twice is not None:
+        raise ValueError(f"{twice} is named twice, so its rows would be in the answers twice")
+    if len({is_parquet(name) for name in files}) > 1:
+        raise ValueError(f"{inputs} holds both parquet files and images; pass one kind at a time")
+    return files
+
+
+def _within(folder: str) -> Iterator[str]:
+    """The files in a folder and in those below it; a link that leads back up is entered once."""
+    entered = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in entered:
+            folders.clear()
+            continue
+        entered.add(real)
+        folders[:] = filter(_is_shown, folders)
+        yield from (os.path.join(place, each) for each in names if _is_shown(each))
+
+
+def _is_shown(name: str) -> bool:
+    return name[0] not in "._"
+
+
+def _is_known(file: str) -> bool:
+    return is_parquet(file) or Path(file).suffix.lower() in ENDINGS
+
+
+def is_parquet(file: str | os.PathLike[str]) -> bool:
+    """Whether a file has the ending of parquet files."""
+    return Path(file).suffix.lower() == ".parquet"
+
+
+def check_apart(inputs: Any, folder: Path) -> None:
+    """Refuse a folder of answers in which a later run would look for inputs."""
+    named = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
+    for root in (Path(each).resolve() for each in named if Path(each).is_dir()):
+        if folder.is_relative_to(root):
+            raise ValueError(
+                f"{folder} is in the folder of inputs {root}, where a later run would take the "
+                "answers for inputs; name a folder outside of it"
+            )
+
+
+def parts_of(files: list[str], folder: Path, images: int) -> dict[Path, list[str]]:
+    """Which files go into which file of answers.
+
+    Args:
+        files: What :func:`input_files` gives.
+        folder: The folder of answers.
+        images: How many images have their answers in one file.
+    """
+    if is_parquet(files[0]):
+        root = os.path.commonpath([os.path.dirname(name) for name in files])
+        return {folder / os.path.relpath(name, root): [name] for name in files}
+    starts = range(0, len(files), images)
+    return {
+        folder / f"images-{start:09d}.parquet": files[start : start + images] for start in starts
+    }
+
+
+def looks(files: Iterable[str]) -> bytes:
+    """The sizes and times of change of files, shortened: others if one of them is written anew."""
+    found = (os.stat(file) for file in files)
+    lines = "\n".join(f"{each.st_size} {each.st_mtime_ns}" for each in found)
+    return sha256(lines.encode()).hexdigest().encode()
+
+
+def is_finished(answers: Path, files: Iterable[str]) -> bool:
+    """Whether a file of answers is there, whole, and made of these files as they are now."""
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    if not answers.exists():
+        return False
+    try:
+        about = pq.read_schema(answers).metadata or {}
+    except (OSError, ValueError):  # it was cut short, say by a disk that was full
+        return False
+    return bool(about.get(INPUTS) == looks(files))
