@@ -45,7 +45,10 @@ try:
         model = rgpr.RGPR(sharded())
     else:
         model = build(case)
-    model.fit(train)
+    if case == "other statistics" and rank == 1:
+        with torch.no_grad():
+            model.posterior.network[0].weight[0, 0] += 1
+    model.fit(train, r=2.0 if case == "other options" and rank == 1 else 1.0)
     v_mine = slice(0, 50) if rank == 0 else slice(50, None)
     o_mine = slice(0, 11) if rank == 0 else slice(11, None)
     taught(model, [(v[v_mine], w[v_mine])], [out[o_mine]])
@@ -177,6 +180,22 @@ def test_what_fails_on_one_fails_on_both(tmp_path: Path) -> None:
     assert [code for code, _ in results] == [3, 3], results
     assert "rank 1 failed, so this one stops too" in results[0][1]
     assert "not finite" in results[1][1]
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("other statistics", "the network's weights have other values"),
+        ("other options", "r was 2.0 and is 1.0"),
+    ],
+)
+def test_ranks_with_other_models_are_refused(case: str, words: str, tmp_path: Path) -> None:
+    """As DistributedDataParallel leaves them, where the network has BatchNorm."""
+    results = two_processes(case, tmp_path)
+    assert [code for code, _ in results] == [3, 3], results
+    for _, output in results:
+        assert f"rank 1 has not what rank 0 has: {words}" in output
+        assert "torch.distributed.broadcast(t, 0)" in output
 
 
 def test_the_program_of_the_page(tmp_path: Path) -> None:

@@ -209,6 +209,10 @@ def changed(name: str) -> rgpr.RGPR:
         plain = mlp(outputs=3, hidden=1, width=17).double()
     if name == "dtype":
         plain = plain.float()
+    if name == "activation":
+        plain[1] = torch.nn.Tanh()
+    if name == "unsaved":
+        plain.register_buffer("mean", torch.zeros(4), persistent=False)
     options: Any = {
         "layers": {"layers": ["0"]},
         "likelihood": {"likelihood": "multilabel"},
@@ -223,6 +227,8 @@ def changed(name: str) -> rgpr.RGPR:
         ("weights", "weights have other values"),
         ("width", r"'0.weight' was float64 \(16, 4\) and is float64 \(17, 4\)"),
         ("dtype", r"'0.weight' was float64 \(16, 4\) and is float32"),
+        ("activation", "'1' was ReLU and is Tanh"),
+        ("unsaved", "weights have other values"),
         ("layers", r"layers \['input', '1'\], and this model reads \['input', '0'\]"),
         ("likelihood", "likelihood was 'classification' and is 'multilabel'"),
         ("recipe", "'combine' was onset and is sum"),
@@ -254,6 +260,20 @@ def test_weights_that_are_packed_are_compared_too() -> None:
     assert quantised(0).fit(state)._fit_count == 20
     with pytest.raises(ValueError, match="weights have other values"):
         quantised(1).fit(state)
+
+
+def test_held_out_data_of_another_posterior_are_refused(tmp_path: Path) -> None:
+    x = data("classification")[0].float()
+    network = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 3))
+    one = rgpr.RGPR(network).fit(x, progress=False)
+    rgpr.CalibrationState(one).update(x).save(tmp_path / "s")
+    other = rgpr.RGPR(rgpr.posteriors.MCDropout(network, n_samples=5)).fit(x, progress=False)
+    with pytest.raises(ValueError, match="'class' was MAP and is MCDropout"):
+        rgpr.CalibrationState.load(tmp_path / "s", other)
+    more = rgpr.RGPR(rgpr.posteriors.MCDropout(network, n_samples=9)).fit(x, progress=False)
+    rgpr.CalibrationState(other).update(x).save(tmp_path / "s")
+    with pytest.raises(ValueError, match="'n_samples' was 5 and is 9"):
+        rgpr.CalibrationState.load(tmp_path / "s", more)
 
 
 def test_inputs_of_another_shape_are_refused() -> None:

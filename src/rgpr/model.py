@@ -58,6 +58,7 @@ from .saving import model_file, state
 from .saving.export import check_exportable, program_of
 from .saving.parts import Parts, complete
 from .states import CalibrationState, FitState
+from .states.identity import check_ranks, of_fitted, of_model
 from .tuning.options import Options
 from .tuning.result import TuningResult
 from .tuning.run import tune
@@ -238,6 +239,8 @@ class RGPR(StableBuffers):
                 is not finite, targets that do not fit the outputs, or a network that ends in a
                 softmax or a sigmoid; the message names the batch.
         """
+        layers = "a function" if callable(self._choice) else str(self._choice)
+        check_ranks(lambda: {**of_model(self), "layers": layers, "r": r})
         if isinstance(train_loader, FitState):
             _no_targets(y)
         state = train_loader if isinstance(train_loader, FitState) else FitState(self)
@@ -264,6 +267,11 @@ class RGPR(StableBuffers):
                 stacklevel=4,  # through the decorators of this method
             )
         return self
+
+    def _identity(self) -> dict[str, Any]:
+        """What all ranks must have in common; what they fitted differs by their rounding."""
+        self._fitted()
+        return {name: each for name, each in of_fitted(self).items() if name != "fit"}
 
     def _plan(self) -> Plan:
         return Plan(self.posterior, self._choice, self.recipe, self._likelihood, self.input)
@@ -424,6 +432,7 @@ class RGPR(StableBuffers):
             RuntimeError: The model was not fitted.
             ValueError: No example, labels that do not fit the outputs, or a negative budget.
         """
+        check_ranks(lambda: {**self._identity(), "max_nll_increase": max_nll_increase})
         given = isinstance(val_loader, CalibrationState)
         if given:
             _no_targets(y)
@@ -509,6 +518,7 @@ class RGPR(StableBuffers):
             ValueError: The default residual, options that do not fit together, targets that do
                 not fit the outputs, or too many examples for ``"marginal-likelihood"``.
         """
+        check_ranks(self._identity)
         extension = self._extension()
         if isinstance(y, str):
             if objective != "likelihood":

@@ -13,7 +13,7 @@ from ..answers.conformal import MOST_REFERENCES
 from ..answers.examples import Shard
 from .base import State
 from .checks import check_calibration
-from .identity import digest, of_model
+from .identity import of_fitted
 
 __all__ = ["CalibrationState"]
 
@@ -68,10 +68,7 @@ class CalibrationState(State):
 
     @staticmethod
     def _identity(model: Any) -> dict[str, Any]:
-        learned = {f"posterior.{k}": t for k, t in model.posterior.own_tensors().items()}
-        learned |= {f"layer.{k}": t for k, t in model.residual.coordinates.state_dict().items()}
-        learned["keys"] = model._fit_keys
-        return {**of_model(model), "layers": model.layers, "fit": digest(learned)}
+        return of_fitted(model)
 
     def __repr__(self) -> str:
         return f"CalibrationState({self.seen} inputs)"

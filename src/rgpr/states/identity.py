@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._network.processes import active, together
 from ..saving.container import kinds, whole
 
-__all__ = ["check_same", "digest", "of_model"]
+__all__ = ["check_ranks", "check_same", "of_fitted", "of_model"]
 
 # What is said of digests that differ: the digests themselves tell nobody anything.
 _DIGESTS = {
@@ -22,17 +24,48 @@ _DIGESTS = {
 
 
 def of_model(model: Any) -> dict[str, Any]:
-    """What decides which numbers a network makes of an input, and what they stand for."""
-    weights = model.posterior.network.state_dict()
-    output = model.posterior.output
+    """What decides which numbers a network makes of an input, and what they stand for.
+
+    What modules hold beside tensors, such as the slope of an activation, is not known.
+    """
+    network, output = model.posterior.network, model.posterior.output
+    weights = network.state_dict()
+    # A buffer that is not saved, such as the mean of a normalisation, may be another one.
+    unsaved = {name: t for name, t in network.named_buffers() if name not in weights}
     return {
         "weights": kinds(weights),
-        "values": digest(weights),
+        "values": digest({**weights, **unsaved}),
+        "modules": {name: _class_of(module) for name, module in network.named_modules() if name},
         "likelihood": model.likelihood,
         "residual": dataclasses.asdict(model.recipe),
         "input": model.input,
         "output": "a function" if callable(output) else output,
     }
+
+
+def of_fitted(model: Any) -> dict[str, Any]:
+    """What decides what a fitted model says of an input.
+
+    What objects of other libraries hold is not known.
+    """
+    posterior = model.posterior
+    learned = {f"posterior.{k}": t for k, t in posterior.own_tensors().items()}
+    learned |= {f"layer.{k}": t for k, t in model.residual.coordinates.state_dict().items()}
+    learned["keys"] = model._fit_keys
+    about = {} if posterior.kind is None else posterior.config()
+    return {
+        **of_model(model),
+        "layers": model.layers,
+        # As a file gives it back.
+        "posterior": {"class": type(posterior).__name__, **json.loads(json.dumps(about))},
+        "fit": digest(learned),
+    }
+
+
+def _class_of(module: Any) -> str:
+    """The name of a module's class; ``fully_shard`` puts one of its own before it."""
+    names = [kind.__name__ for kind in type(module).__mro__]
+    return next(name for name in names if not name.startswith("FSDP"))
 
 
 def digest(tensors: Mapping[str, Any]) -> str:
@@ -69,6 +102,39 @@ def check_same(what: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) ->
     Raises:
         ValueError: The message says what differs.
     """
+    different = _differences(theirs, ours)
+    if different:
+        raise ValueError(
+            f"{what} was made for another model: {different}. Use the network, the weights and the "
+            "options that it was made with"
+        )
+
+
+def check_ranks(of_rank: Callable[[], Mapping[str, Any]]) -> None:
+    """Refuse processes of ``torch.distributed`` that have other models or other options.
+
+    Args:
+        of_rank: Gives what must be the same on all ranks.
+
+    Raises:
+        ValueError: On all ranks; the message says what differs.
+    """
+    if not active():
+        return
+    first, *others = together(of_rank)
+    for rank, theirs in enumerate(others, start=1):
+        different = _differences(theirs, first)
+        if different:
+            raise ValueError(
+                f"rank {rank} has not what rank 0 has: {different}. All ranks need the same model "
+                "and the same options. DistributedDataParallel leaves the statistics of BatchNorm "
+                "different; this makes them those of rank 0: for t in network.state_dict()"
+                ".values(): torch.distributed.broadcast(t, 0)"
+            )
+
+
+def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """In which way two models differ, in words; empty if they do not."""
     differences: list[str] = []
     for name in ours:
         before, now = theirs[name], ours[name]
@@ -82,8 +148,4 @@ def check_same(what: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) ->
             differences += [f"{len(every) - 3} more of its {name}"] if len(every) > 3 else []
         else:
             differences.append(f"{name} was {before!r} and is {now!r}")
-    if differences:
-        raise ValueError(
-            f"{what} was made for another model: {'; '.join(differences)}. Use the network, the "
-            "weights and the options that it was made with"
-        )
+    return "; ".join(differences)
