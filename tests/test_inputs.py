@@ -317,6 +317,29 @@ def test_a_loader_is_split_by_the_networks_signature() -> None:
         split({"foo": a}, nn.Sequential(nn.Linear(2, 3)))
 
 
+@pytest.mark.parametrize("network", [TwoTensors(), ByKeyword(), OneDict()])
+def test_the_order_of_a_dict_does_not_matter(network: nn.Module) -> None:
+    """Two parts of real numbers stand side by side in the representation of the input."""
+    torch.manual_seed(0)
+    a, b = torch.randn(90, 6), 5 + torch.randn(90, 4)
+    assert network.first.in_features == 10  # type: ignore[union-attr]
+    one = {"a": a, "b": b.view(90, 2, 2)}
+    other = {name: one[name] for name in ("b", "a")}
+    batches = [
+        {name: part[rows] for name, part in one.items()} for rows in (slice(50), slice(50, 90))
+    ]
+    turned = [batches[0], {name: batches[1][name] for name in ("b", "a")}]
+    model = RGPR(network).fit(batches, progress=False)
+    assert torch.equal(model.score(one), model.score(other))
+    assert torch.equal(model.score(one), RGPR(network).fit(turned, progress=False).score(other))
+    with pytest.warns(UserWarning, match="training inputs that fit saw"):
+        model.calibrate([other], progress=False)
+    state = rgpr.FitState(model)
+    for batch in turned:
+        state.update(batch)
+    assert torch.equal(RGPR(network).fit(state).score(one), model.score(one))
+
+
 class Optional(OneTensor):
     def forward(self, x, lengths=None):  # type: ignore[no-untyped-def]
         return super().forward(x)

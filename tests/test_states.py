@@ -640,6 +640,11 @@ def test_an_interrupted_state_is_refused() -> None:
             state.save("never.safetensors")
 
 
+def test_a_state_of_a_network_says_what_to_wrap_it_in() -> None:
+    with pytest.raises(TypeError, match=r"wrap it first: rgpr\.RGPR\(network\)"):
+        rgpr.FitState(mlp())
+
+
 def test_an_empty_state_does_not_take_over_other_layers() -> None:
     network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     full = rgpr.FitState(rgpr.RGPR(network)).update(torch.randn(60, 4), torch.arange(60) % 3)

@@ -34,6 +34,7 @@ __all__ = [
     "dtype_of",
     "first_part",
     "gathered",
+    "in_order",
     "largest",
     "mapped",
     "measured",
@@ -220,6 +221,9 @@ def copied(x: Batch) -> Batch:
 def named(network: nn.Module, x: Batch) -> dict[str, Tensor]:
     """The parts by name: those of a tuple are called like the parameters, one tensor like nothing.
 
+    Whatever the order of a dict, its parts come in the order of the parameters, and others by their
+    names, so that the same numbers stand side by side in :func:`measured`.
+
     Raises:
         TypeError: Something is no tensor.
         ValueError: The batch is empty.
@@ -227,10 +231,11 @@ def named(network: nn.Module, x: Batch) -> dict[str, Tensor]:
     if isinstance(x, Tensor):
         return {"": x}
     refuse_packed(x)
+    known = taken_by(type(network)).positional
     if isinstance(x, Mapping):
-        parts = dict(x)
+        ordered = [name for name in known if name in x]
+        parts = {name: x[name] for name in [*ordered, *sorted(x.keys() - set(ordered))]}
     elif isinstance(x, tuple):
-        known = taken_by(type(network)).positional
         parts = {known[i] if i < len(known) else str(i): part for i, part in enumerate(x)}
     else:
         raise TypeError(
@@ -275,6 +280,13 @@ def first_part(x: Batch) -> Tensor:
     if isinstance(x, Tensor):
         return x
     return next(iter(x.values())) if isinstance(x, Mapping) else x[0]
+
+
+def in_order(x: Batch) -> list[Tensor]:
+    """The parts of a dict by their names, or of a tuple as they come."""
+    if isinstance(x, Tensor):
+        return [x]
+    return [x[name] for name in sorted(x)] if isinstance(x, Mapping) else list(x)
 
 
 def rows_of(x: Batch) -> int:

@@ -150,7 +150,10 @@ class Statistics:
                 ("has a number of outputs of", self.outputs, state["outputs"]),
             ):
                 if ours != theirs:
-                    raise ValueError(f"one of the states {what} {ours}, and the other {theirs}")
+                    raise ValueError(
+                        f"one of the states {what} {ours}, and the other {theirs}; merge states of "
+                        "the same kind of data, for the same model"
+                    )
         self._whole = False
         if not self.layers:
             self._start(layers, shape, state["form"])

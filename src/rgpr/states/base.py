@@ -40,6 +40,11 @@ class State(ABC):
     kind: ClassVar[str]
 
     def __init__(self, model: Any) -> None:
+        if not hasattr(model, "posterior"):
+            raise TypeError(
+                f"a {type(self).__name__} is for a rgpr.RGPR model, and this is a "
+                f"{type(model).__name__}; wrap it first: rgpr.RGPR(network)"
+            )
         self.model = model
         self._made_for: dict[str, Any] | None = None
         self._whole = True
