@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import rgpr
 from rgpr import RGPR
 from rgpr._network.batches import arguments
-from rgpr._network.kept import Kept
+from rgpr._network.kept import Kept, form_of
 from rgpr._network.loaders import inputs_and_targets
 from rgpr._network.reservoir import Reservoir
 from rgpr.baselines.detectors import DETECTORS
@@ -320,16 +320,11 @@ def test_a_loader_is_split_by_the_networks_signature() -> None:
 @pytest.mark.parametrize("network", [TwoTensors(), ByKeyword(), OneDict()])
 def test_the_order_of_a_dict_does_not_matter(network: nn.Module) -> None:
     """Two parts of real numbers stand side by side in the representation of the input."""
-    torch.manual_seed(0)
-    a, b = torch.randn(90, 6), 5 + torch.randn(90, 4)
-    assert network.first.in_features == 10  # type: ignore[union-attr]
-    one = {"a": a, "b": b.view(90, 2, 2)}
+    one = parts(data()[0] + torch.arange(10))
     other = {name: one[name] for name in ("b", "a")}
-    batches = [
-        {name: part[rows] for name, part in one.items()} for rows in (slice(50), slice(50, 90))
-    ]
-    turned = [batches[0], {name: batches[1][name] for name in ("b", "a")}]
-    model = RGPR(network).fit(batches, progress=False)
+    halves = [{name: part[i::2] for name, part in one.items()} for i in range(2)]
+    turned = [halves[0], {name: halves[1][name] for name in ("b", "a")}]
+    model = RGPR(network).fit(halves, progress=False)
     assert torch.equal(model.score(one), model.score(other))
     assert torch.equal(model.score(one), RGPR(network).fit(turned, progress=False).score(other))
     with pytest.warns(UserWarning, match="training inputs that fit saw"):
@@ -521,7 +516,7 @@ def test_kept_rows_come_back_at_their_own_length(lengths: list[int], size: int) 
         kept.add(batch, *Kept.columns_of(batch), torch.arange(3) + 3 * number)
         seen |= {(tuple(row), tuple(i % 2 == 0 for i in row)) for row in ids.tolist()}
     *columns, number_of = kept.items
-    order, pieces = Kept(["ids", "mask", "age", "pairs"], columns).split(size)
+    order, pieces = Kept(form_of(batch), columns).split(size)
     rows = [
         (tuple(ids), tuple(mask))
         for piece in pieces
