@@ -42,7 +42,8 @@ def section(device: str) -> str:
             name, mode = case.rsplit(", ", 1)
             by_default = usual["prediction"][f"{name.replace(',', ', float32,')}, {mode}"]
             heading = f"by default, on {usual['machine']['date']}"
-            cells[heading] = f"{by_default['LLL + RGPR']['ratio']:.2f} x"
+            alone = by_default["network"]["seconds"] * 1e3
+            cells[heading] = f"{by_default['LLL + RGPR']['ratio']:.2f} x of {alone:.3g} ms"
         rows.append(cells)
     table = Table(list(rows[0]), [list(row.values()) for row in rows])
     return "\n\n".join([f"{made(found, BENCHMARK)}.", *block_markdown(table, "")]) + "\n"

@@ -45,9 +45,9 @@ __all__ = [
     "references_for",
 ]
 
-# More references than these are thinned evenly (fewer where a thousand outputs and more of so many
-# examples would take over 1 GiB). Promises hold as before, since the choice looks at no score, only
-# at bits as good as random; p-values differ from those of all references by less than
+# Of more references than these an even sample is kept; of fewer, where there are so many outputs
+# that the sample would take more than 1 GiB. Promises hold as before, because the choice looks at no
+# score, only at bits as good as random. P-values differ from those of all references by less than
 # 0.0043 with a probability of 95 % (Dvoretzky, Kiefer and Wolfowitz).
 MOST_REFERENCES = 100_000
 # What rounding may change a score by: a network gives other last digits in batches of other sizes.

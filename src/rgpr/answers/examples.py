@@ -276,7 +276,8 @@ class Shard:
         """All there is to know of the examples: tensors and what JSON can hold.
 
         Args:
-            history: With what more examples will need to count their copies among those seen.
+            history: Include the keys of all rows seen, so that copies among later rows are
+                recognised.
         """
         kept = self.kept
         state = None if kept is None else kept.state_and_history if history else kept.state

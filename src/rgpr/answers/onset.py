@@ -143,7 +143,7 @@ def _least_slope(q: float, kappa: float) -> float:
 
 
 def _beyond_all(R: Tensor, kappa: float) -> tuple[float, float]:
-    """Beyond every held-out example there is nothing left to pay."""
+    """An onset at the largest held-out value, where no held-out example has any variance."""
     q = max(kappa, float(R.max()))
     return q, _least_slope(q, kappa)
 

@@ -169,7 +169,8 @@ class Statistics:
         """All there is to know of the inputs: tensors and what JSON can hold.
 
         Args:
-            history: With what more inputs will need to count their copies among those seen.
+            history: Include the keys of all inputs seen, so that copies among later ones are
+                recognised.
         """
         self._check_whole()
         self.check_sums()

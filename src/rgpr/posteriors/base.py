@@ -108,7 +108,7 @@ class Posterior(StableBuffers):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # Of its own: exporters make subclasses too, as stand-ins.
+        # Only a class that sets `kind` itself is entered: exporters make subclasses as stand-ins.
         if cls.__dict__.get("kind") is not None:
             Posterior.kinds[cls.__dict__["kind"]] = cls
 

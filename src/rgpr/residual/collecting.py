@@ -82,7 +82,8 @@ class Collector:
         """All there is to know of the data seen.
 
         Args:
-            history: With what more rows will need to count their copies among those seen.
+            history: Include the keys of all rows seen, so that copies among later rows are
+                recognised.
         """
         self._settle()
         moments, classes, rows = self.moments, self.classes, self.rows

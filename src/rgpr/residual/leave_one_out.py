@@ -38,7 +38,7 @@ __all__ = ["LeaveOneOut", "MomentsWithout", "PrototypesWithout"]
 _CHUNK = 1 << 22
 # Numbers in the centers of classes that are worked on at a time.
 _CENTERS = 1 << 20
-# A smaller part of a sum than this is what rounding left of a difference.
+# If less than this share of a sum is left after a subtraction, it is rounding and counts as zero.
 _ROUNDING = 1e-10
 # Rounding never lets a share of the variance that is left fall below this.
 _LEAST = 1e-12
