@@ -291,7 +291,7 @@ def mean_cubes(h: Tensor, mean: Tensor, scale: Tensor, offset: Tensor | None) ->
         z = z if offset is None else z.sub_(offset).clamp_min_(0)
         z = z if looks else z.double()
         # This is no matrix product, because the threads of one would keep the others waiting.
-        cubes = z.pow_(3).flatten(1).mean(1).double() / 3
+        cubes = z.pow_(3).flatten(1).sum(1).double() / (3 * prod(shape))
         if looks and h.dtype != torch.float64 and not all_finite(cubes):
             again = mean_cubes(rows.double(), mean, scale, offset)
             cubes = torch.where(cubes.isfinite(), cubes, again)
@@ -355,7 +355,10 @@ def cubes_beyond(deviations: Tensor, peak: Tensor | None, offset: Tensor | None)
         peak: As for :func:`nearest_cubes`, and so is the last argument.
         offset: :math:`c`.
     """
-    distance: Tensor = torch.linalg.vector_norm(deviations, dim=1, dtype=torch.float64)
+    # A norm in float64 copies the deviations. Without a peak, squares that overflow in float32 show
+    # as a distance that is not finite, for the caller to notice.
+    wider = None if peak is None else torch.float64
+    distance: Tensor = torch.linalg.vector_norm(deviations, dim=1, dtype=wider).double()
     shrink = float(deviations.shape[1] ** -0.5)
     if peak is None and offset is None:
         return distance.pow(3) * (shrink**3 / 3)

@@ -46,9 +46,9 @@ __all__ = [
 ]
 
 # Of more references than these an even sample is kept; of fewer, where there are so many outputs
-# that the sample would take more than 1 GiB. Promises hold as before, because the choice looks at no
-# score, only at bits as good as random. P-values differ from those of all references by less than
-# 0.0043 with a probability of 95 % (Dvoretzky, Kiefer and Wolfowitz).
+# that the sample would take more than 1 GiB. Promises hold as before, because the choice looks at
+# no score, only at bits as good as random. P-values differ from those of all references by less
+# than 0.0043 with a probability of 95 % (Dvoretzky, Kiefer and Wolfowitz).
 MOST_REFERENCES = 100_000
 # What rounding may change a score by: a network gives other last digits in batches of other sizes.
 # Scores so near to each other count as equal, which can only make p-values and sets larger.

@@ -199,4 +199,4 @@ def _joined(parts: Tensor, exponents: Tensor, *, finite: bool = False) -> Tensor
         logs = torch.where(silent & (exponents > 0), -torch.inf, logs)
     else:
         logs = torch.xlogy(exponents, bounded)  # zero where the exponent is
-    return torch.add(logs.sum(-1).exp(), parts.mean(-1), alpha=SHARE)
+    return torch.add(logs.sum(-1).exp(), parts.sum(-1), alpha=SHARE / parts.shape[-1])

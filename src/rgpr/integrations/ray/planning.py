@@ -119,9 +119,12 @@ def parts_of(files: list[str], folder: Path, images: int) -> dict[Path, list[str
 
 
 def looks(files: Iterable[str]) -> bytes:
-    """The sizes and times of change of files, shortened: others if one of them is written anew."""
+    """The sizes and times of change of files, shortened: others if one of them is written anew.
+
+    Times are in whole seconds, because not every machine sees finer ones of a shared disk.
+    """
     found = (os.stat(file) for file in files)
-    lines = "\n".join(f"{each.st_size} {each.st_mtime_ns}" for each in found)
+    lines = "\n".join(f"{each.st_size} {int(each.st_mtime)}" for each in found)
     return sha256(lines.encode()).hexdigest().encode()
 
 
