@@ -485,16 +485,35 @@ def test_saving_and_exporting(form: str, tmp_path: Path) -> None:
     torch.testing.assert_close(score, model.score(x))
 
 
-def test_onnx_names_the_parts(tmp_path: Path) -> None:
+class Difference(nn.Module):
+    """Two parts of one shape, which nobody would notice to be exchanged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 16), nn.Linear(16, 3)
+
+    def forward(self, later, before):  # type: ignore[no-untyped-def]
+        return self.last(torch.relu(self.first(later - 3 * before)))
+
+
+class DifferenceOfDict(Difference):
+    def forward(self, batch):  # type: ignore[no-untyped-def]
+        return super().forward(batch["later"], batch["before"])
+
+
+@pytest.mark.parametrize("network", [Difference(), DifferenceOfDict()])
+@pytest.mark.parametrize("order", [("before", "later"), ("later", "before")])
+def test_onnx_names_the_parts(network: nn.Module, order: tuple[str, ...], tmp_path: Path) -> None:
     import onnxruntime
 
-    _, other, make = pair("dict")
-    model = RGPR(other).fit(loaders(make)[1], progress=False)
-    export.onnx(model, tmp_path / "model.onnx", make(data(4)[0]))
+    torch.manual_seed(0)
+    x = {name: torch.randn(90, 4) for name in order}
+    model = RGPR(network).fit([x], progress=False)
+    export.onnx(model, tmp_path / "model.onnx", {name: part[:4] for name, part in x.items()})
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    x = make(data(6, seed=1)[0])
-    p, _ = session.run(None, {name: part.contiguous().numpy() for name, part in x.items()})
+    p, score = session.run(None, {name: part.numpy() for name, part in x.items()})
     torch.testing.assert_close(torch.from_numpy(p), model(x), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(torch.from_numpy(score), model.score(x), atol=1e-4, rtol=1e-4)
 
 
 # -- rows of differing lengths are kept and come back as they were -------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -140,7 +141,12 @@ def onnx(model: Model, path: str | os.PathLike[str], example: Batch) -> Path:
     """
     names = list(likelihood_named(model.likelihood).answers)
     names += ["score"] if model._references is None else ["score", "p_value"]
-    given = ["x"] if isinstance(example, Tensor) else list(named(model.posterior.network, example))
+    if isinstance(example, Tensor):
+        given = ["x"]
+    elif isinstance(example, Mapping):
+        given = list(example)  # the graph's inputs come in this order, whatever the parameters'
+    else:
+        given = list(named(model.posterior.network, example))
     with replacing(path) as temporary:  # a folder that is not there is refused before the work
         exported = program(model, example, everything=True)
         with warnings.catch_warnings():
