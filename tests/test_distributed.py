@@ -49,6 +49,8 @@ try:
         with torch.no_grad():
             model.posterior.network[0].weight[0, 0] += 1
     model.fit(train, r=2.0 if case == "other options" and rank == 1 else 1.0)
+    if case == "other temperature":
+        model.temperature = 1.5 + rank
     v_mine = slice(0, 50) if rank == 0 else slice(50, None)
     o_mine = slice(0, 11) if rank == 0 else slice(11, None)
     taught(model, [(v[v_mine], w[v_mine])], [out[o_mine]])
@@ -186,7 +188,8 @@ def test_what_fails_on_one_fails_on_both(tmp_path: Path) -> None:
     ("case", "words"),
     [
         ("other statistics", "the network's weights have other values"),
-        ("other options", "r was 2.0 and is 1.0"),
+        ("other options", "r is 2.0 on rank 1 and 1.0 on rank 0"),
+        ("other temperature", "temperature is ['2.5'] on rank 1 and ['1.5'] on rank 0"),
     ],
 )
 def test_ranks_with_other_models_are_refused(case: str, words: str, tmp_path: Path) -> None:
@@ -194,8 +197,8 @@ def test_ranks_with_other_models_are_refused(case: str, words: str, tmp_path: Pa
     results = two_processes(case, tmp_path)
     assert [code for code, _ in results] == [3, 3], results
     for _, output in results:
-        assert f"rank 1 has not what rank 0 has: {words}" in output
-        assert "torch.distributed.broadcast(t, 0)" in output
+        assert f"need the same model and the same options: {words}" in output
+        assert ("broadcast(t, 0)" in output) == (case == "other statistics")
 
 
 def test_the_program_of_the_page(tmp_path: Path) -> None:

@@ -120,10 +120,11 @@ def test_sizes_that_come_once_take_no_place(recorder: Repeating) -> None:
     assert recorder.recorded == 1
     sizes = Sizes(first=1)
     for size in range(10_000):
-        sizes.again(size)
+        sizes.wanted(size, 0, 0)
     assert len(sizes._counts) <= 64
-    assert sizes.again(9_999)
-    assert not sizes.again(0)
+    assert sizes.wanted(9_999, 0, 0)
+    assert not sizes.wanted(9_999, MOST, 0)
+    assert not sizes.wanted(0, 0, 0)
 
 
 def test_an_interrupt_leaves_the_turn_to_others() -> None:

@@ -58,7 +58,7 @@ from .saving import model_file, state
 from .saving.export import check_exportable, program_of
 from .saving.parts import Parts, complete
 from .states import CalibrationState, FitState
-from .states.identity import check_ranks, of_fitted, of_model
+from .states.identity import check_ranks, of_answers, of_choice
 from .tuning.options import Options
 from .tuning.result import TuningResult
 from .tuning.run import tune
@@ -239,8 +239,7 @@ class RGPR(StableBuffers):
                 is not finite, targets that do not fit the outputs, or a network that ends in a
                 softmax or a sigmoid; the message names the batch.
         """
-        layers = "a function" if callable(self._choice) else str(self._choice)
-        check_ranks(lambda: {**of_model(self), "layers": layers, "r": r})
+        check_ranks(lambda: of_choice(self, r=r))
         if isinstance(train_loader, FitState):
             _no_targets(y)
         state = train_loader if isinstance(train_loader, FitState) else FitState(self)
@@ -267,11 +266,6 @@ class RGPR(StableBuffers):
                 stacklevel=4,  # through the decorators of this method
             )
         return self
-
-    def _identity(self) -> dict[str, Any]:
-        """What all ranks must have in common; what they fitted differs by their rounding."""
-        self._fitted()
-        return {name: each for name, each in of_fitted(self).items() if name != "fit"}
 
     def _plan(self) -> Plan:
         return Plan(self.posterior, self._choice, self.recipe, self._likelihood, self.input)
@@ -309,7 +303,9 @@ class RGPR(StableBuffers):
             )
         if not bool((new.isfinite() & (new >= 0)).all()):
             raise ValueError(f"sigma2 = {new.tolist()} must be finite and not negative")
-        if bool((new == residual.sigma2).all()):
+        # A tensor that was changed in place, as by `*=`, is no other tensor.
+        shared = new.data_ptr() == residual.sigma2.data_ptr()
+        if bool((new == residual.sigma2).all()) and not shared:
             return  # sets and intervals stay
         residual.sigma2 = new.expand_as(residual.sigma2).clone()
         self._label_scores = None
@@ -432,7 +428,7 @@ class RGPR(StableBuffers):
             RuntimeError: The model was not fitted.
             ValueError: No example, labels that do not fit the outputs, or a negative budget.
         """
-        check_ranks(lambda: {**self._identity(), "max_nll_increase": max_nll_increase})
+        check_ranks(lambda: of_answers(self, max_nll_increase=max_nll_increase))
         given = isinstance(val_loader, CalibrationState)
         if given:
             _no_targets(y)
@@ -518,12 +514,11 @@ class RGPR(StableBuffers):
             ValueError: The default residual, options that do not fit together, targets that do
                 not fit the outputs, or too many examples for ``"marginal-likelihood"``.
         """
-        check_ranks(self._identity)
-        extension = self._extension()
         if isinstance(y, str):
             if objective != "likelihood":
                 raise TypeError("outliers go by their name: model.tune(data, 'ood', ood=outliers)")
             y, objective = None, y
+        extension = self._extension()
         options = Options(
             objective,
             None if ood is None else self._data(ood),
@@ -538,6 +533,7 @@ class RGPR(StableBuffers):
             seed=seed,
             progress=progress,
         )
+        check_ranks(lambda: of_answers(self, **options.numbers))
         tuned, result = tune(extension, self._data(val_loader, y), options)
         self.sigma2 = tuned.sigma2
         if temperature:
@@ -729,7 +725,8 @@ class RGPR(StableBuffers):
         Raises:
             RuntimeError: The model was not calibrated.
         """
-        return conformal.p_values(self.score(x), self._reference_scores())
+        references = self._reference_scores()
+        return conformal.p_values(self.score(x), references)
 
     @torch.no_grad()
     def flag(self, x: Batch, alpha: float | None = None, *, fdr: float | None = None) -> Tensor:
@@ -822,9 +819,10 @@ class RGPR(StableBuffers):
                 level that :meth:`flag` or :meth:`predict_set` refuses.
         """
         extension = self._extension()
-        conformal.check_share("alpha", alpha)
         conformal.check_share("coverage", coverage)
-        if self._references is not None:
+        if self._references is None:
+            conformal.check_share("alpha", alpha)
+        else:
             conformal.check_level("alpha", alpha, self._references)
         bound = None if self._label_scores is None else self._bound(coverage)
         promises = Promises(self._references, alpha, bound)

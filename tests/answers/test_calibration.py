@@ -230,7 +230,7 @@ def test_shares_and_order_of_calls(model: rgpr.RGPR, digits: Task) -> None:
     before = model.predict_set(digits.x)
     model.sigma2 = model.sigma2.tolist()
     assert torch.equal(model.predict_set(digits.x), before)
-    model.sigma2 = 2 * model.sigma2
+    model.sigma2 *= 2
     assert model.p_value(digits.x).shape == (len(digits.x),)  # the score does not depend on it
     with pytest.raises(RuntimeError, match="its sigma2 or temperature was set afterwards"):
         model.predict_set(digits.x)

@@ -355,10 +355,7 @@ def cubes_beyond(deviations: Tensor, peak: Tensor | None, offset: Tensor | None)
         peak: As for :func:`nearest_cubes`, and so is the last argument.
         offset: :math:`c`.
     """
-    # A norm in float64 copies the deviations. Without a peak, squares that overflow in float32 show
-    # as a distance that is not finite, for the caller to notice.
-    wider = None if peak is None else torch.float64
-    distance: Tensor = torch.linalg.vector_norm(deviations, dim=1, dtype=wider).double()
+    distance: Tensor = torch.linalg.vector_norm(deviations, dim=1, dtype=torch.float64)
     shrink = float(deviations.shape[1] ** -0.5)
     if peak is None and offset is None:
         return distance.pow(3) * (shrink**3 / 3)

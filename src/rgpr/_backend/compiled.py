@@ -16,7 +16,6 @@ import operator
 import threading
 from collections.abc import Callable
 from inspect import signature
-from itertools import chain
 from typing import Any
 
 import torch
@@ -61,7 +60,7 @@ class CompiledCall:
         self._model, self._export, self._check, self._options = model, export, check, options
         self._allowed, self._made = allowed, _Graphs(model)
         # Hooks that are there now become parts of graphs.
-        self._known = self._made.hooks()
+        self._known = self._made.places_of_hooks()
 
     def __call__(self, *given: Any, **options: Any) -> Any:
         """What is called in place of the module, if the function is its plain call."""
@@ -74,14 +73,15 @@ class CompiledCall:
     def of(self, x: Any) -> Any | None:
         """What a graph answers, or ``None`` if none can do this call."""
         made = self._made
-        # No graph would call a hook that came later.
-        if not self._plain(x) or (hooks := made.hooks()) - self._known:
+        if not self._plain(x):
             return None
-        if made.changed or hooks != made.held:
+        hooks_changed = made.hooks() != made.held
+        if hooks_changed and made.places_of_hooks() - self._known:
+            return None  # no graph would call a hook that came later
+        if hooks_changed or made.changed:
             if _lent(self._model):
                 return None
             made = self._made = _Graphs(self._model)
-            made.held = hooks
         form = (x.shape, x.dtype, x.device, x.layout, x.is_nested)
         if form not in made.checked:
             self._check(x)
@@ -257,9 +257,13 @@ class _Graphs:
         own = len(x) == 1 or len(x) in sizes or set(sizes) <= {1}
         return (*kind, len(x)) if own else (*kind, None)
 
-    def hooks(self) -> set[int]:
-        """The hooks that parts of the model have now, by numbers that torch gives out once."""
-        return {*chain.from_iterable(self._hooks)}
+    def hooks(self) -> list[tuple[int, ...]]:
+        """The numbers of the hooks that each part of the model has now."""
+        return [*map(tuple, self._hooks)]
+
+    def places_of_hooks(self) -> set[tuple[int, int]]:
+        """The same with the tables that hold them: copies of a module share the numbers."""
+        return {(id(table), number) for table in self._hooks for number in table}
 
     @property
     def changed(self) -> bool:

@@ -81,9 +81,11 @@ class Recorder(ABC):
     """
 
     def __init__(self) -> None:
-        # The thread that took the lock can release it again without knowing whether it has it.
+        # A thread can release this kind of lock without knowing whether it has it.
         self._lock = threading.RLock()
-        self._holder: int | None = None
+        # Threads that try for their turn or have it. A handler of signals that predicts in between
+        # finds its thread here, and does not try.
+        self._threads: set[int] = set()
 
     @contextmanager
     def turn(self) -> Iterator[bool]:
@@ -91,31 +93,31 @@ class Recorder(ABC):
 
         An interrupt at any point leaves the lock free.
         """
-        if self._holder == threading.get_ident() or not self.ready():
+        me = threading.get_ident()
+        if me in self._threads or not self.ready():
             yield False
             return
         try:
             try:
+                self._threads.add(me)
                 if not self._lock.acquire(blocking=False):
                     yield False
                     return
-                self._holder = threading.get_ident()
                 self.follow()
                 try:
                     yield True
                 finally:
                     self.leave()
             finally:
-                self._release()
+                self._release(me)
         finally:
-            self._release()
+            self._release(me)
 
-    def _release(self) -> None:
+    def _release(self, me: int) -> None:
         """Release the lock if this thread has it."""
-        if self._holder == threading.get_ident():
-            self._holder = None
         with suppress(RuntimeError):  # another thread has it, or none
             self._lock.release()
+        self._threads.discard(me)
 
     @abstractmethod
     def ready(self) -> bool:
@@ -248,8 +250,16 @@ class Sizes:
         self._first = first
         self._counts: dict[Any, int] = {}
 
-    def again(self, size: Any) -> bool:
-        """Count a call of this size, and return whether enough came before it."""
+    def wanted(self, size: Any, kept: int, made: int) -> bool:
+        """Count a call of this size, and return whether to record it now.
+
+        Args:
+            size: The size.
+            kept: How many sizes are recorded.
+            made: How many recordings were made in all.
+        """
+        if kept >= MOST or made >= MOST_MADE:
+            return False
         count = self._counts.pop(size, 0) + 1
         self._counts[size] = count
         if len(self._counts) > _REMEMBERED:
@@ -283,25 +293,21 @@ class Recordings:
         if recorder is None or not may_record(x) or self._devices - {x.device}:
             return call(x)
         size = (x.shape, x.stride(), x.dtype)
-        if size not in self._by_size and not self._wanted(size):
+        known = size in self._by_size
+        if not known and not self._sizes.wanted(size, len(self._by_size), self._made):
             return call(x)
         with recorder.turn() as mine:
             if not mine:
                 return call(x)
             # Another thread may have recorded this size since the look above.
-            known = self._by_size.get(size)
-            if known is None or not known.valid or self._places is None or not self._places.same:
-                known = self._record(recorder, size, call, x)
-            if known is None:
+            made = self._by_size.get(size)
+            if made is None or not made.valid or self._places is None or not self._places.same:
+                made = self._record(recorder, size, call, x)
+            if made is None:
                 return call(x)
-            known.inputs[0].copy_(x)
-            known.replay()
-            return known.copies()
-
-    def _wanted(self, size: Any) -> bool:
-        """Whether to record this size now: it comes for the second time, and there is room."""
-        room = len(self._by_size) < MOST and self._made < MOST_MADE
-        return room and self._sizes.again(size)
+            made.inputs[0].copy_(x)
+            made.replay()
+            return made.copies()
 
     def _record(self, recorder: Recorder, size: Any, call: Call, x: Tensor) -> Recording | None:
         if self._places is not None and not self._places.same:

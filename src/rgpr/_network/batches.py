@@ -34,7 +34,6 @@ __all__ = [
     "dtype_of",
     "first_part",
     "gathered",
-    "in_order",
     "largest",
     "mapped",
     "measured",
@@ -95,6 +94,12 @@ class Taken:
     def by_position(self, count: int) -> bool:
         """Whether so many tensors can go in by position."""
         return len(self.required) <= count and (self.any_number or count <= len(self.positional))
+
+    def in_order(self, entries: Mapping[str, Any]) -> dict[str, Any]:
+        """The entries of a dict in the order of the parameters, and others by their names."""
+        known = [name for name in self.positional if name in entries]
+        others = sorted((name for name in entries if name not in known), key=str)
+        return {name: entries[name] for name in (*known, *others)}
 
     def one_argument(self, entries: Mapping[str, Any]) -> Any:
         """What a network with one required parameter gets, none of whose names is a key.
@@ -231,11 +236,11 @@ def named(network: nn.Module, x: Batch) -> dict[str, Tensor]:
     if isinstance(x, Tensor):
         return {"": x}
     refuse_packed(x)
-    known = taken_by(type(network)).positional
+    taken = taken_by(type(network))
     if isinstance(x, Mapping):
-        ordered = [name for name in known if name in x]
-        parts = {name: x[name] for name in [*ordered, *sorted(x.keys() - set(ordered))]}
+        parts = taken.in_order(x)
     elif isinstance(x, tuple):
+        known = taken.positional
         parts = {known[i] if i < len(known) else str(i): part for i, part in enumerate(x)}
     else:
         raise TypeError(
@@ -280,13 +285,6 @@ def first_part(x: Batch) -> Tensor:
     if isinstance(x, Tensor):
         return x
     return next(iter(x.values())) if isinstance(x, Mapping) else x[0]
-
-
-def in_order(x: Batch) -> list[Tensor]:
-    """The parts of a dict by their names, or of a tuple as they come."""
-    if isinstance(x, Tensor):
-        return [x]
-    return [x[name] for name in sorted(x)] if isinstance(x, Mapping) else list(x)
 
 
 def rows_of(x: Batch) -> int:

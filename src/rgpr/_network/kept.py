@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .batches import Batch, first_part, in_order
+from .batches import Batch, first_part
 
 __all__ = ["Form", "Kept", "cat", "form_of", "joined"]
 
@@ -43,7 +43,7 @@ def form_of(x: Batch) -> Form:
     """What, beside its parts, it takes to build the batch again: names, or how many there are."""
     if isinstance(x, Tensor):
         return None
-    return sorted(x) if isinstance(x, Mapping) else len(x)
+    return list(x) if isinstance(x, Mapping) else len(x)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Kept:
         """The columns of one batch."""
         if isinstance(x, Tensor) and x.is_floating_point():
             return [x]
-        parts = in_order(x)
+        parts = [x] if isinstance(x, Tensor) else list(x.values() if isinstance(x, Mapping) else x)
         # A zero in the place of the rows, so that there is a number even if no part has more axes.
         sizes = torch.tensor([size for part in parts for size in (0, *part.shape[1:])])
         return [*parts, sizes.expand(len(parts[0]), -1).to(parts[0].device)]

@@ -166,10 +166,10 @@ def _entries(batch: Mapping[str, Any], taken: Taken) -> Batch:
     if chosen and taken.by_keyword(list(chosen)):
         if list(chosen) == list(taken.positional[:1]):
             return _tensor(*chosen.values())
-        return {key: _tensor(part) for key, part in chosen.items()}
+        return {key: _tensor(part) for key, part in taken.in_order(chosen).items()}
     whole = taken.one_argument(others) if len(taken.required) == 1 else None
     if isinstance(whole, Mapping):
-        return {key: part for key, part in whole.items() if isinstance(part, Tensor)}
+        return {k: part for k, part in taken.in_order(whole).items() if isinstance(part, Tensor)}
     if whole is not None:
         return _tensor(whole)
     raise KeyError(

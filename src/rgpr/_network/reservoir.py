@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .batches import Batch, first_part, in_order
+from .batches import Batch, first_part
 from .kept import cat
 
 __all__ = ["Reservoir", "row_keys"]
@@ -183,7 +183,8 @@ def _within(ordered: Tensor) -> Tensor:
 def row_keys(x: Batch) -> Tensor:
     """A number for each row that depends on its bits alone; :func:`_mixed` makes it random."""
     if not isinstance(x, Tensor):
-        keys = torch.stack([row_keys(part) for part in in_order(x)], 1)
+        parts = x.values() if isinstance(x, Mapping) else x
+        keys = torch.stack([row_keys(part) for part in parts], 1)
         return (keys * _factors(keys.shape[1], keys.device)).sum(1)
     x = x if x.dim() > 1 else x[:, None]
     words = _words(x.detach().flatten(1))

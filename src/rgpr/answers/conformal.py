@@ -98,7 +98,7 @@ def check_share(name: str, value: float) -> None:
         ValueError: The message names it.
     """
     if not 0 < value < 1:
-        raise ValueError(f"{name} = {value} must lie between 0 and 1: it is a share of inputs")
+        raise ValueError(f"{name} = {value} must lie between 0 and 1")
 
 
 def check_level(name: str, level: float, references: Tensor) -> None:

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from .._backend.arithmetic import few_rows, pooled
 from .._backend.consistency import Consistency
 from .._backend.recording import (
-    MOST,
     MOST_MADE,
     Places,
     Recorder,
@@ -80,7 +79,8 @@ class RecordedCalls:
         if recorder is None or not may_record(x) or not self._suits(extension, x):
             return None
         form = (x.shape, x.stride(), x.dtype)
-        if form not in self._by_form and not self._wanted(form):
+        known = form in self._by_form
+        if not known and not self._forms.wanted(form, len(self._by_form), self._made):
             return None
         with recorder.turn() as mine:
             if not mine:
@@ -102,11 +102,6 @@ class RecordedCalls:
             and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
         )
 
-    def _wanted(self, form: Any) -> bool:
-        """Whether to record this size now: it was seen often enough, and there is room."""
-        room = len(self._by_form) < MOST and self._made < MOST_MADE
-        return room and self._forms.again(form)
-
     def _answer(self, recorder: Recorder, extension: Extension, form: Any, x: Tensor) -> Any:
         """The answer by what was recorded for this size, or is now; ``None`` if that cannot be.
 
@@ -124,7 +119,7 @@ class RecordedCalls:
             self._parts = parts = _Parts(recorder, extension)
             if not fresh:
                 self._forms = Sizes(_FIRST)
-                self._forms.again(form)
+                self._forms.wanted(form, 0, self._made)
                 return None
         if not parts.on(x.device) or not parts.look():
             return None

@@ -162,14 +162,18 @@ def onnx(model: Model, path: str | os.PathLike[str], example: Batch) -> Path:
 
 
 def _cut_constants(model: Any) -> None:
-    """Store only the part of a constant that a graph uses.
+    """Store only the part of a constant that a graph uses, where it uses one part alone.
 
     Torch's own optimisation leaves large constants whole. Prototypes hold their axes a second time,
     beside products that the graph uses alone.
     """
     from onnxscript import optimizer
 
-    optimizer.fold_constants(model, should_fold=lambda node: node.op_type == "Slice" or None)
+    def cuts(node: Any) -> bool | None:
+        whole = node.inputs[0] if node.op_type == "Slice" else None
+        return True if whole is not None and len(whole.uses()) == 1 else None
+
+    optimizer.fold_constants(model, should_fold=cuts)
     optimizer.remove_unused_nodes(model)
 
 

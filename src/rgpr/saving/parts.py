@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .._network.batches import shape_from_json, shape_to_json
+from .._network.batches import Shape, shape_from_json, shape_to_json, taken_of
 from .._network.representation import Representation
 from ..extension import Extension
 from ..likelihoods import likelihood_named
@@ -99,6 +99,7 @@ def put_together(
         ]
         residual = Residual(coordinates, combine=recipe.combine)
         shape, scales = shape_from_json(about["input_shape"]), part(tensors, "residual.")
+        _check_order(shape, posterior.network)
         check_residual(residual, scales, shape)
         for name, buffer in list(residual.named_buffers(recurse=False)):
             setattr(residual, name, scales[name].to(buffer))
@@ -117,6 +118,16 @@ def put_together(
         columns = about.get("columns")
         names = None if columns is None else tuple(columns)
     return Parts(extension, recipe, learned, names)
+
+
+def _check_order(shape: Shape, network: nn.Module) -> None:
+    """Refuse parts of an input that stood side by side in another order than they do now."""
+    if isinstance(shape, dict) and list(shape) != list(taken_of(network).in_order(shape)):
+        raise ValueError(
+            f"its inputs have the parts {list(shape)}, in the order in which a dict had them when "
+            "an earlier version fitted it; fit the model again, whose order is that of the "
+            "network's parameters"
+        )
 
 
 @contextmanager

@@ -14,28 +14,32 @@ from torch import Tensor
 from .._network.processes import active, together
 from ..saving.container import kinds, whole
 
-__all__ = ["check_ranks", "check_same", "of_fitted", "of_model"]
+__all__ = ["check_ranks", "check_same", "of_answers", "of_choice", "of_fitted", "of_model"]
 
 # What is said of digests that differ: the digests themselves tell nobody anything.
 _DIGESTS = {
     "values": "the network's weights have other values",
     "fit": "the model was fitted on other data or has another posterior",
 }
+_LATER = ("modules", "posterior")
+_BROADCAST = (
+    ". DistributedDataParallel leaves the statistics of BatchNorm different; this makes them those "
+    "of rank 0: for t in network.state_dict().values(): torch.distributed.broadcast(t, 0)"
+)
 
 
 def of_model(model: Any) -> dict[str, Any]:
     """What decides which numbers a network makes of an input, and what they stand for.
 
-    What modules hold beside tensors, such as the slope of an activation, is not known.
+    What modules hold beside their weights is not known, such as the slope of an activation or a
+    buffer that is not saved: some networks keep there what they computed last.
     """
     network, output = model.posterior.network, model.posterior.output
     weights = network.state_dict()
-    # A buffer that is not saved, such as the mean of a normalisation, may be another one.
-    unsaved = {name: t for name, t in network.named_buffers() if name not in weights}
     return {
         "weights": kinds(weights),
-        "values": digest({**weights, **unsaved}),
-        "modules": {name: _class_of(module) for name, module in network.named_modules() if name},
+        "values": digest(weights),
+        "modules": {n or "the network": _class_of(m) for n, m in network.named_modules()},
         "likelihood": model.likelihood,
         "residual": dataclasses.asdict(model.recipe),
         "input": model.input,
@@ -48,18 +52,34 @@ def of_fitted(model: Any) -> dict[str, Any]:
 
     What objects of other libraries hold is not known.
     """
-    posterior = model.posterior
-    learned = {f"posterior.{k}": t for k, t in posterior.own_tensors().items()}
+    learned = {f"posterior.{k}": t for k, t in model.posterior.own_tensors().items()}
     learned |= {f"layer.{k}": t for k, t in model.residual.coordinates.state_dict().items()}
     learned["keys"] = model._fit_keys
-    about = {} if posterior.kind is None else posterior.config()
-    return {
-        **of_model(model),
-        "layers": model.layers,
-        # As a file gives it back.
-        "posterior": {"class": type(posterior).__name__, **json.loads(json.dumps(about))},
-        "fit": digest(learned),
-    }
+    return {**of_model(model), **_about(model), "fit": digest(learned)}
+
+
+def of_choice(model: Any, **options: Any) -> dict[str, Any]:
+    """What a fit depends on beside the data."""
+    choice = model._choice
+    layers = "a function" if callable(choice) else choice
+    layers = layers if isinstance(layers, str | Mapping) else list(layers)
+    return {**of_model(model), "layers": str(layers), **options}
+
+
+def of_answers(model: Any, **options: Any) -> dict[str, Any]:
+    """What a fitted model's answers depend on, up to rounding, which may differ between ranks."""
+    scales = {"sigma2": model.sigma2.tolist(), "temperature": [float(model.temperature)]}
+    rounded = {name: [f"{each:.3g}" for each in scale] for name, scale in scales.items()}
+    return {**of_model(model), **_about(model), **rounded, **options}
+
+
+def _about(model: Any) -> dict[str, Any]:
+    posterior = model.posterior
+    config = {} if posterior.kind is None else posterior.config()
+    # As a file gives it back.
+    config = json.loads(json.dumps(config, default=str))
+    about = {"class": type(posterior).__name__, "config": config}
+    return {"layers": model.layers, "posterior": about}
 
 
 def _class_of(module: Any) -> str:
@@ -102,11 +122,13 @@ def check_same(what: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) ->
     Raises:
         ValueError: The message says what differs.
     """
-    different = _differences(theirs, ours)
+    # Earlier versions did not know what _LATER names.
+    ours = {name: each for name, each in ours.items() if name in theirs or name not in _LATER}
+    different = _differences(theirs, ours, "'{}' was {} and is {}", "{} was {!r} and is {!r}")
     if different:
         raise ValueError(
-            f"{what} was made for another model: {different}. Use the network, the weights and the "
-            "options that it was made with"
+            f"{what} was made for another model: {'; '.join(different)}. Use the network, the "
+            "weights and the options that it was made with"
         )
 
 
@@ -123,18 +145,27 @@ def check_ranks(of_rank: Callable[[], Mapping[str, Any]]) -> None:
         return
     first, *others = together(of_rank)
     for rank, theirs in enumerate(others, start=1):
-        different = _differences(theirs, first)
+        words = f"is {{}} on rank {rank} and {{}} on rank 0"
+        different = _differences(theirs, first, f"'{{}}' {words}", f"{{}} {words}")
         if different:
+            remedy = _BROADCAST if theirs["values"] != first["values"] else ""
             raise ValueError(
-                f"rank {rank} has not what rank 0 has: {different}. All ranks need the same model "
-                "and the same options. DistributedDataParallel leaves the statistics of BatchNorm "
-                "different; this makes them those of rank 0: for t in network.state_dict()"
-                ".values(): torch.distributed.broadcast(t, 0)"
+                "all ranks need the same model and the same options: "
+                f"{'; '.join(different)}{remedy}"
             )
 
 
-def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """In which way two models differ, in words; empty if they do not."""
+def _differences(
+    theirs: Mapping[str, Any], ours: Mapping[str, Any], of_part: str, of_whole: str
+) -> list[str]:
+    """In which way two models differ.
+
+    Args:
+        theirs: What tells one from others.
+        ours: Likewise of the other.
+        of_part: A sentence on one entry of a mapping, for its name, theirs and ours.
+        of_whole: Likewise on what is no mapping.
+    """
     differences: list[str] = []
     for name in ours:
         before, now = theirs[name], ours[name]
@@ -144,8 +175,8 @@ def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
             differences.append(_DIGESTS[name])
         elif isinstance(before, Mapping) and isinstance(now, Mapping):
             every = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-            differences += [f"'{k}' was {before.get(k)} and is {now.get(k)}" for k in every[:3]]
+            differences += [of_part.format(k, before.get(k), now.get(k)) for k in every[:3]]
             differences += [f"{len(every) - 3} more of its {name}"] if len(every) > 3 else []
         else:
-            differences.append(f"{name} was {before!r} and is {now!r}")
-    return "; ".join(differences)
+            differences.append(of_whole.format(name, before, now))
+    return differences

@@ -37,6 +37,11 @@ class Options:
     progress: bool = True
 
     @property
+    def numbers(self) -> dict[str, Any]:
+        """All of them but the outliers and what is shown, by name."""
+        return {k: v for k, v in vars(self).items() if k not in ("ood", "progress")}
+
+    @property
     def budgets(self) -> dict[str, float]:
         """The metrics that may not rise by more than so much; at most one of them."""
         limits = {"nll": self.max_nll_increase, "ece": self.max_ece_increase}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..._atomic import replacing
 from ..._resuming import check_same
 from .columns import Array
 
-__all__ = ["ROWS", "check_begun", "check_scores", "digest"]
+__all__ = ["ROWS", "check_answers", "check_begun", "digest"]
 
 # Readers of folders of parquet leave out names that begin with an underscore.
 _ABOUT = "_rgpr.json"
@@ -28,11 +28,11 @@ _ABOUT = "_rgpr.json"
 _NOT_COMPARED = ("network", "preprocess", "path", "batch_size")
 # So many rows of a finished file are scored again before a run goes on.
 ROWS = 64
-# Scores that differ by less are taken for the same, also large ones by this share of them: other
+# Answers that differ by less are taken for the same, also large ones by this share of them: other
 # machines and other sizes of batches round in other ways, in half precision by a hundredth.
 _ROUNDING = {False: 1e-2, True: 1e-1}
-# So large a share of the rows must have the same scores. Rounding moves the scores of single rows
-# far if the network itself hardly says anything of them.
+# So large a share of the rows must have the same answers. Rounding moves the score of a row far if
+# the network itself hardly says anything of it.
 _MOST = 0.9
 
 
@@ -42,43 +42,39 @@ def digest(path: str | os.PathLike[str]) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_begun(
-    folder: Path, files: Sequence[str], model: str, options: dict[str, Any], *, anew: bool
-) -> None:
+def check_begun(folder: Path, model: str, options: dict[str, Any], *, anew: bool) -> None:
     """Note what a run begins with, or refuse a run that differs from the one that began.
 
     Args:
         folder: The folder of answers, which is made if it is not there.
-        files: The files of inputs.
         model: The digest of the model's file.
         options: All other arguments by their names.
-        anew: Whether no file of answers is finished, so that any run may begin.
+        anew: Whether there is no file of answers, so that any run may begin.
 
     Raises:
-        ValueError: The folder holds answers of another model, other options or other inputs, or
-            somebody else's files; the error names what differs.
+        ValueError: The folder holds answers of another model or other options; the error names
+            what differs.
     """
     about = {key: str(value) for key, value in options.items() if key not in _NOT_COMPARED}
-    named = hashlib.sha256("\n".join(files).encode()).hexdigest()
-    about = {"model": model, "inputs": f"{len(files)} files, {named[:16]}", **about}
+    about = {"model": model, **about}
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / _ABOUT
     if kept.exists() and not anew:
         remedy = "Call it as before to go on, or name another folder"
         check_same(folder, json.loads(kept.read_text()), about, remedy)
         return
-    if not kept.exists() and any(folder.rglob("*.parquet")):
-        raise ValueError(f"{folder} holds parquet files of somebody else; name another folder")
     with replacing(kept) as temporary:
         temporary.write_text(json.dumps(about, indent=1))
 
 
-def check_scores(file: Path, once: Array, again: Array, *, rounded: bool) -> None:
-    """Refuse to go on with a run if the first rows of a finished file get other scores now.
+def check_answers(
+    file: Path, once: Mapping[str, Array], again: Mapping[str, Array], *, rounded: bool
+) -> None:
+    """Refuse to go on with a run if the first rows of a finished file get other answers now.
 
     Args:
         file: The finished file of answers.
-        once: The scores that its first rows get now.
+        once: The answers that its first rows get now.
         again: The same a second time. Posteriors that draw samples differ from one time to the
             next, and may differ from what is in the file by as much.
         rounded: Whether the network runs in half precision.
@@ -88,18 +84,23 @@ def check_scores(file: Path, once: Array, again: Array, *, rounded: bool) -> Non
     """
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
+    names = [name for name in ("score", "probabilities", "mean") if name in once]
     with pq.ParquetFile(file) as content:  # which may give fewer rows at a time
-        first = next(content.iter_batches(batch_size=len(once), columns=["score"]))
-    before = first.column("score").to_numpy(zero_copy_only=False)
-    once, again = once[: len(before)], again[: len(before)]
-    both = np.isfinite(once) & np.isfinite(again)
-    drawn = float(np.abs(once[both] - again[both]).max(initial=0.0))
-    rounding = _ROUNDING[rounded]
-    same = np.isclose(once, before, rtol=rounding, atol=rounding + 3 * drawn, equal_nan=True)
-    if same.mean() < _MOST:
-        was, now = (np.round(scores[~same][:3], 2).tolist() for scores in (before, once))
-        raise ValueError(
-            f"{file} holds answers of another run: some of its first rows have the scores {was}, "
-            f"and now they get {now}. Another preprocess=, or other code of the network, may be "
-            "the reason. Call it as before to go on, or name another folder"
-        )
+        first = next(content.iter_batches(batch_size=len(once["score"]), columns=names))
+    for name in names:
+        column = first.column(name)
+        values = column.flatten() if hasattr(column, "flatten") and name != "score" else column
+        before = values.to_numpy(zero_copy_only=False).reshape(len(first), -1)
+        now, then = (each[name][: len(first)].reshape(len(first), -1) for each in (once, again))
+        both = np.isfinite(now) & np.isfinite(then)
+        drawn = float(np.abs(now[both] - then[both]).max(initial=0.0))
+        room = _ROUNDING[rounded]
+        close = np.isclose(now, before, rtol=room, atol=room + 3 * drawn, equal_nan=True)
+        same = close.all(1)
+        if same.mean() < _MOST:
+            was, is_now = (np.round(rows[~same][0], 3).tolist() for rows in (before, now))
+            raise ValueError(
+                f"{file} holds answers of another run: one of its first rows has the {name} {was}, "
+                f"and now it gets {is_now}. Another preprocess=, or other code of the network, may "
+                "be the reason. Call it as before to go on, or name another folder"
+            )

@@ -22,10 +22,19 @@ from ..._atomic import replacing
 from ..._images import opened
 from ..._network.checks import network_dtype_device
 from .ahead import ahead
-from .begun import ROWS, check_begun, check_scores, digest
-from .columns import Array, Workers, check_counts, check_keep, kept_names
-from .planning import INPUTS, check_apart, input_files, is_finished, is_parquet, looks, parts_of
-from .scoring import Predictor, check_file, check_names
+from .begun import ROWS, check_answers, check_begun, digest
+from .columns import Array, Workers, check_counts, check_keep, kept_names, said
+from .planning import (
+    INPUTS,
+    check_apart,
+    check_known,
+    input_files,
+    is_finished,
+    is_parquet,
+    looks,
+    parts_of,
+)
+from .scoring import Predictor, check_file, check_names, check_network
 
 __all__ = ["FileScorer", "score_files"]
 
@@ -44,9 +53,6 @@ class FileScorer(Predictor):
             inputs, and its file of answers.
         options: For :class:`Predictor`.
 
-    Raises:
-        ValueError: The file of the model was replaced since the run began, or rows of the finished
-            part get other scores now.
     """
 
     def __init__(
@@ -60,51 +66,66 @@ class FileScorer(Predictor):
     ) -> None:
         super().__init__(**options)
         self.batch_size, self.size = batch_size, size
-        if content is not None and digest(options["path"]) != content:
-            raise ValueError(
-                f"{options['path']} is no longer the model that this run began with; put that one "
-                "back to go on, or name another folder for the answers of the new one"
-            )
-        if finished is not None:
-            self._check_functions(*finished)
+        self._content, self._finished, self._path = content, finished, options["path"]
+        self._checked = False
 
     def __call__(self, batch: dict[str, Array]) -> dict[str, Array]:
-        """The number of rows of every part, once its answers are in their file."""
+        """Why each part could not be scored, in words; nothing once its answers are in a file.
+
+        What a worker raises would reach the caller in the middle of messages of Ray's, and keep
+        other parts from being scored.
+        """
         parts = zip(batch["files"], batch["out"], strict=True)
-        return {
-            "rows": np.array([self._score(json.loads(files), Path(out)) for files, out in parts])
-        }
+        return {"failed": np.array([self._tried(files, out) for files, out in parts], dtype=object)}
+
+    def _tried(self, files: str, out: str) -> str:
+        try:
+            if not self._checked:
+                self._check_run()
+            self._score(json.loads(files), Path(out))
+        except Exception as error:
+            return said(error)
+        return ""
+
+    def _check_run(self) -> None:
+        """Refuse to work for a run that began with another model or other functions."""
+        if self._content is not None and digest(self._path) != self._content:
+            raise ValueError(
+                f"{self._path} is no longer the model that this run began with; put that one back "
+                "to go on, or name another folder for the answers of the new one"
+            )
+        if self._finished is not None:
+            self._check_functions(*self._finished)
+        self._checked = True
 
     def _check_functions(self, files: Sequence[str], out: str) -> None:
         """Refuse to go on if rows of a finished part get other scores than those in its file."""
         with closing(self._batches(files, min(ROWS, self.batch_size))) as batches:
             columns = next(batches)[1]
-        once, again = (self._answers(columns)["score"] for _ in range(2))
+        once, again = self._answers(columns), self._answers(columns)
         dtype = network_dtype_device(self.model.posterior.network)[0]
         rounded = self.autocast is not None or dtype in (torch.float16, torch.bfloat16)
-        check_scores(Path(out), once, again, rounded=rounded)
+        check_answers(Path(out), once, again, rounded=rounded)
 
-    def _score(self, files: Sequence[str], out: Path) -> int:
-        """Score a part, unless another worker has, and return how many rows it has."""
+    def _score(self, files: Sequence[str], out: Path) -> None:
+        """Write the answers of a part, unless another worker has."""
         if is_finished(out, files):
-            return 0
+            return
         try:
-            return self._written(files, out)
-        except (KeyError, OSError, TypeError, ValueError) as error:
+            self._write(files, out)
+        except Exception as error:
             if any(file in str(error) for file in files):
                 raise
-            # Some classes of errors cannot be made of a sentence.
-            kind = next((k for k in (OSError, TypeError) if isinstance(error, k)), ValueError)
-            said = error.args[0] if isinstance(error, KeyError) else error
-            raise kind(f"{files[0]} could not be scored: {said}") from error
+            which = f"one of the {len(files)} files from {files[0]} on" if files[1:] else files[0]
+            raise ValueError(f"{which} could not be scored: {said(error)}") from error
 
-    def _written(self, files: Sequence[str], out: Path) -> int:
+    def _write(self, files: Sequence[str], out: Path) -> None:
         import pyarrow as pa  # type: ignore[import-untyped]
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
         out.parent.mkdir(parents=True, exist_ok=True)
         about = {INPUTS: looks(files)}  # as they are before they are read
-        rows, writer = 0, None
+        writer = None
         batches = ahead(self._batches(files, self.batch_size))
         with replacing(out) as temporary, closing(batches):
             try:
@@ -118,11 +139,9 @@ class FileScorer(Predictor):
                         schema = schema.with_metadata({**(schema.metadata or {}), **about})
                         writer = pq.ParquetWriter(temporary, schema)
                     writer.write_table(kept)
-                    rows += kept.num_rows
             finally:
                 if writer is not None:
                     writer.close()
-        return rows
 
     def _answers(self, columns: dict[str, Array]) -> dict[str, Array]:
         """What the model says; for no rows, empty columns of the same kinds."""
@@ -130,7 +149,8 @@ class FileScorer(Predictor):
         if len(columns[self.inputs.column]):
             return self.answers(self.inputs.of(columns, network, self.device))
         dtype, shape = network_dtype_device(network)[0] or torch.float32, self.model._input_shape
-        assert isinstance(shape, torch.Size)  # of one tensor: a column is one
+        if not isinstance(shape, torch.Size):  # ids, whose number may differ
+            raise ValueError("it has no rows, so nothing is known of its inputs; leave it out")
         # Some networks cannot run on no rows, so they run on one that is left out.
         some = torch.zeros(1, *shape, dtype=dtype, device=self.device)
         return {name: array[:0] for name, array in self.answers(some).items()}
@@ -179,7 +199,8 @@ def score_files(
 ) -> list[Path]:
     """Score files, each into one parquet file of answers; a killed run goes on when called again.
 
-    A file of inputs that was written anew since it was scored is scored again.
+    Files of inputs that came since are scored, and those that were written anew are scored again.
+    What cannot be scored, such as a damaged file, is named once all other files are scored.
 
     Args:
         inputs: A folder of parquet files or of images, also in folders below it, or a list of
@@ -209,22 +230,22 @@ def score_files(
 
     Raises:
         FileNotFoundError: There is no such model, or no file of inputs.
-        ValueError: The folder holds answers of another model, other options or other inputs, or
-            lies in that of the inputs; a column to keep has the name of an answer; a file of inputs
-            is neither parquet nor an image.
-        ray.exceptions.RayError: A worker failed; the message names the file. If a run goes on with
-            another ``preprocess`` or ``network``, so that finished rows get other scores now, the
-            message says that.
+        TypeError: ``network`` is no function.
+        ValueError: The folder holds answers of another model, other options, or inputs that are
+            gone, or lies in that of the inputs; a column to keep has the name of an answer; a file
+            of inputs is neither parquet nor an image, or could not be scored; or finished rows get
+            other scores now, by another ``preprocess`` or ``network``.
     """
     import ray
 
     check_counts(batch_size=batch_size, images_per_file=images_per_file)
-    folder, files = Path(out).resolve(), input_files(inputs)
-    check_apart(inputs, folder)
+    named = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
+    folder, files = Path(out).resolve(), input_files(named)
     parts = parts_of(files, folder, images_per_file)
+    check_apart(named, files, parts)
     options: dict[str, Any] = {
         "path": check_file(path),
-        "network": network,
+        "network": check_network(network),
         "column": column,
         "keep": check_keep(keep),
         "scale": float(scale),
@@ -234,10 +255,11 @@ def score_files(
         "size": None if size is None else tuple(size),
         "batch_size": batch_size,
     }
+    check_known(folder, parts)
     content = digest(options["path"])
     done = {name: part for name, part in parts.items() if is_finished(name, part)}
     compared = options | {"images_per_file": images_per_file}
-    check_begun(folder, files, content, compared, anew=not done)
+    check_begun(folder, content, compared, anew=not any(part.exists() for part in parts))
     known = next(((part, str(name)) for name, part in done.items() if _rows(name)), None)
     left = [each for each in parts if each not in done]
     workers = Workers(actors, gpus, cpus)
@@ -248,7 +270,11 @@ def score_files(
         items = [{"files": json.dumps(parts[name]), "out": str(name)} for name in left]
         todo = ray.data.from_items(items, override_num_blocks=len(items))
         begun = {"content": content, "finished": known}
-        workers.map(todo, FileScorer, 1, **begun, **options).materialize()
+        rows = workers.map(todo, FileScorer, 1, **begun, **options).take_all()
+        failed = list(dict.fromkeys(row["failed"] for row in rows if row["failed"]))
+        if failed:
+            more = f" (and {len(failed) - 1} more such errors)" if len(failed) > 1 else ""
+            raise ValueError(failed[0] + more)
     return list(parts)
 
 

@@ -22,7 +22,7 @@ from ...answers import Calibration
 from ...model import RGPR
 from ...states import CalibrationState, FitState
 from ...states.base import State
-from .columns import Array, Inputs, Workers, check_counts, numbers
+from .columns import Array, Inputs, Workers, check_counts, numbers, said
 
 __all__ = ["Learner", "calibrate", "fit"]
 
@@ -60,7 +60,8 @@ class Learner:
             found = self._state_of(batch), "", ""
         except tuple(_REFUSED.values()) as error:
             # What a worker raises reaches the caller as another kind of error.
-            found = b"", type(error).__name__, str(error.args[0] if error.args else error)
+            kind = next(name for name, each in _REFUSED.items() if isinstance(error, each))
+            found = b"", kind, said(error)
         return {
             name: np.array([value], dtype=object)
             for name, value in zip(("state", "kind", "reason"), found, strict=True)

@@ -27,7 +27,7 @@ from ...model import load
 from ...saving.export import program
 from .columns import Array, Inputs, Workers, check_counts, check_keep, kept_names
 
-__all__ = ["Predictor", "check_file", "check_names", "score"]
+__all__ = ["Predictor", "check_file", "check_names", "check_network", "score"]
 
 
 class Predictor:
@@ -147,10 +147,13 @@ def score(
     Returns:
         A lazy dataset in the order of the rows, with ``prediction``, ``confidence`` and
         ``probabilities`` (regression: ``mean`` and ``variance``), ``score``, and ``p_value`` if the
-        model was calibrated. The prediction of several labels is a zero or a one for each.
+        model was calibrated. The prediction of several labels is a zero or a one for each. Ray has
+        one context for a dataset and what is made of it, so the given dataset keeps the order of
+        its rows from now on, too.
 
     Raises:
         FileNotFoundError: There is no such file.
+        TypeError: ``network`` is no function.
     """
     check_counts(batch_size=batch_size)
     workers = Workers(actors, gpus, cpus)
@@ -160,7 +163,7 @@ def score(
         Predictor,
         batch_size,
         path=check_file(path),
-        network=network,
+        network=check_network(network),
         column=column,
         keep=check_keep(keep),
         scale=scale,
@@ -169,7 +172,6 @@ def score(
         compile=compile,
     )
     # Without a column that says which row is which, answers are told apart by their order alone.
-    # Ray has one context for a dataset and what is made of it, and another for all others.
     scored.context.execution_options.preserve_order = True
     return scored
 
@@ -182,6 +184,16 @@ def check_names(kept: Iterable[str], answers: Iterable[str]) -> None:
             f"the data have a column '{both[0]}', and so have the answers; rename it, or leave it "
             "out: keep= names the columns that are kept"
         )
+
+
+def check_network(network: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """Refuse a network where a function is wanted that makes one."""
+    if isinstance(network, nn.Module) or not callable(network):
+        raise TypeError(
+            f"network= is a {type(network).__name__}; give a function that makes the network, "
+            "which every worker calls, such as lambda: MyNetwork()"
+        )
+    return network
 
 
 def check_file(path: str | os.PathLike[str]) -> str:

@@ -193,7 +193,7 @@ class ResidualEstimator(BaseEstimator):
     def _of_rows(self, X: Array, coverage: float = 0.9) -> Predictions:
         """All answers for rows that were looked at."""
         # Flags are not asked for; at this level no number of references is too small.
-        held = 0 if self.calibration_ is None else self.calibration_.examples
+        held = 1 if self.calibration_ is None else self.calibration_.examples
         return self.model_.predict(X, alpha=1 / (held + 1), coverage=coverage, progress=False)
 
     def _check_promise(self, coverage: float) -> None:
