@@ -62,7 +62,8 @@ class Service:
         found = dict(zip(self.names, self.session.run(None, {self.entry.name: x}), strict=True))
         answer = {name: array.tolist() for name, array in found.items()}
         if "p_value" in found:
-            answer["flag"] = (found["p_value"] <= self.alpha).tolist()
+            # A row with a NaN has no p-value, and is flagged.
+            answer["flag"] = (~(found["p_value"] > self.alpha)).tolist()
         with self.lock:  # the order of inputs is the order in which requests come through here
             self.requests += 1
             if self.monitor is not None:

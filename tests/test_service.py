@@ -72,13 +72,15 @@ def test_a_service_with_a_monitor(tmp_path: Path) -> None:
     rgpr.export.onnx(model, tmp_path / "model.onnx", torch.randn(2, 4))
     (tmp_path / "nets.py").write_text(NETS)
     x = torch.randn(50, 4)
+    x[7, 2] = torch.nan  # such a row is flagged, although it has no p-value
     with serving(tmp_path) as address:  # without the monitor, and without rgpr
         code, answer = post(address, {"x": x.tolist()})
         assert code == 200
         for name, expected in (("probabilities", model(x)), ("p_value", model.p_value(x))):
             found = torch.tensor(answer[name], dtype=expected.dtype)
-            torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=0, equal_nan=True)
         assert answer["flag"] == model.flag(x).tolist()
+        assert answer["flag"][7]
         assert "alarm" not in answer
         wrong = {
             b"no json": "expected",

@@ -126,7 +126,8 @@ def as_batches(source: Any, network: nn.Module | None = None, y: Any = None) -> 
     if not isinstance(source, Iterable) or isinstance(source, str | bytes):
         raise TypeError(
             f"this is a {type(source).__name__}; expected arrays (X, y), a data set, or a loader, "
-            "which yields batches"
+            "which yields batches (fit also takes a FitState, and calibrate a CalibrationState; "
+            "from a file: state.add(path))"
         )
     return source
 

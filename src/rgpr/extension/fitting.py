@@ -73,7 +73,9 @@ def fit(
         for shard in shards:
             seen.merge(shard)
     if seen.probe.seen < 2:
-        raise ValueError("the data have fewer than two inputs; nothing can be standardised")
+        raise ValueError(
+            "the data, or the state, have fewer than two inputs; nothing can be standardised"
+        )
     plan, layers, collectors, probe = seen.plan, seen.layers, seen.collectors, seen.probe
     for collector in collectors:
         collector.r = r

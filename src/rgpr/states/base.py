@@ -103,7 +103,7 @@ class State(ABC):
         if type(other) is not type(self):
             raise TypeError(
                 f"this is a {type(other).__name__}, and a {type(self).__name__} is merged with its "
-                "like alone"
+                "like alone; for a file use add(path)"
             )
         if other is self:
             raise ValueError("a state cannot be merged with itself: its data would count twice")
