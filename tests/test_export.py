@@ -137,6 +137,27 @@ def test_a_file_stores_of_constants_only_what_its_graph_uses(tmp_path: Path) -> 
     assert_agrees(model, answers(path, x[:9]), x[:9])
 
 
+class Table(nn.Module):
+    """Uses several parts of one large constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(200, 200))
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [self.table[i : i + 150, :4] for i in range(0, 50, 10)]
+        return self.last(torch.relu(x @ sum(part[:4] for part in parts)))
+
+
+def test_a_constant_that_is_used_in_several_parts_stays_whole(tmp_path: Path) -> None:
+    model, x = rgpr.RGPR(Table(), ["last"]).fit([torch.randn(60, 4)]), torch.randn(9, 4)
+    path = export.onnx(model, tmp_path / "model.onnx", x[:2])
+    sizes = [np.prod(constant.dims) for constant in onnx.load(path).graph.initializer]
+    assert sum(sizes) < 1.1 * 200 * 200
+    assert_agrees(model, answers(path, x), x)
+
+
 def test_an_infinite_layer_beside_a_silent_one_in_a_file(tmp_path: Path) -> None:
     """Numbers of a file may be rounded to float32, in which the largest of float64 is infinite."""
     parts = [Standardizer(torch.zeros(2), torch.ones(2)) for _ in range(3)]
@@ -490,6 +511,16 @@ def test_hooks_that_come_later_are_no_part_of_a_graph() -> None:
     torch.testing.assert_close(model(x), model.forward(x), rtol=1e-5, atol=1e-6)
     other.remove()
     torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-6)
+
+    # A copy of a module has hooks of the same numbers.
+    twin = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    twin[1].register_forward_hook(lambda *_: 2 * _[2])
+    both = nn.Sequential(twin, copy.deepcopy(twin), nn.Linear(4, 3)).requires_grad_(False)
+    hooked = rgpr.RGPR(both).fit([x])
+    hooked.compile(backend="eager")
+    hooked(x)
+    both[1][1]._forward_hooks.clear()
+    torch.testing.assert_close(hooked(x), hooked.forward(x), rtol=1e-5, atol=1e-6)
 
     everywhere = nn.modules.module.register_module_forward_hook(
         lambda module, args, output: 2 * output if module is network[0] else None

@@ -485,6 +485,20 @@ def test_saving_and_exporting(form: str, tmp_path: Path) -> None:
     torch.testing.assert_close(score, model.score(x))
 
 
+def test_a_file_with_the_parts_in_another_order_is_refused(tmp_path: Path) -> None:
+    """Earlier versions put the parts side by side in the order in which a dict had them."""
+    x = parts(data()[0])
+    model = RGPR(TwoTensors()).fit([x], progress=False)
+    model.save(tmp_path / "m")
+    assert torch.equal(rgpr.load(tmp_path / "m", TwoTensors()).score(x), model.score(x))
+    shape = model._input_shape
+    assert isinstance(shape, dict)
+    model._input_shape = dict(reversed(shape.items()))
+    model.save(tmp_path / "m")
+    with pytest.raises(ValueError, match=r"the parts \['b', 'a'\].*fit the model again"):
+        rgpr.load(tmp_path / "m", TwoTensors())
+
+
 class Difference(nn.Module):
     """Two parts of one shape, which nobody would notice to be exchanged."""
 

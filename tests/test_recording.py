@@ -150,6 +150,29 @@ def test_an_interrupt_leaves_the_turn_to_others() -> None:
     assert interrupted_everywhere(run, ("_backend/recording.py",), check) > 50
 
 
+def test_a_handler_of_signals_that_predicts_gets_no_turn() -> None:
+    """Not even if the signal comes while its thread takes the lock."""
+    recorder, nested = Repeating(), []
+
+    class Interrupted:
+        def __init__(self) -> None:
+            self.lock = threading.RLock()
+            self.release = self.lock.release
+
+        def acquire(self, blocking: bool) -> bool:
+            found = self.lock.acquire(blocking=blocking)
+            with recorder.turn() as mine:
+                nested.append(mine)
+            return found
+
+    recorder._lock = Interrupted()  # type: ignore[assignment]
+    with recorder.turn() as mine:
+        assert mine
+        assert nested == [False]
+        with ThreadPoolExecutor(1) as pool:
+            assert not pool.submit(recorder._lock.lock.acquire, blocking=False).result()  # type: ignore[attr-defined]
+
+
 def test_other_memory_and_other_modes_are_recorded_again(recorder: Repeating) -> None:
     weight, x = nn.Parameter(torch.ones(4)), torch.randn(3, 4)
     recordings = Recordings([weight])

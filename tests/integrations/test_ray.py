@@ -246,6 +246,16 @@ def test_a_learner_by_hand(tmp_path: Path) -> None:
         refused = learner(batch)
         assert refused["kind"] == [kind]
         assert reason in refused["reason"][0]
+
+    class WrongError(ValueError):
+        pass
+
+    def wrong(x: torch.Tensor) -> torch.Tensor:
+        raise WrongError("so it is")
+
+    learner.inputs = learning.Inputs("x", 1.0, wrong)
+    refused = learner({"x": x, "y": y})
+    assert (refused["kind"][0], refused["reason"][0]) == ("ValueError", "so it is")
     learner.inputs = learning.Inputs("x", 1.0, lambda x: x[:3].flatten(1))
     assert "made shape (3, 4) of 20 rows" in learner({"x": x, "y": y})["reason"][0]
 
