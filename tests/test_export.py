@@ -311,7 +311,18 @@ def _calibrated_on_blobs(network: nn.Module, likelihood: str) -> rgpr.RGPR:
     return model
 
 
-@pytest.mark.parametrize("build", COMPILED.values(), ids=COMPILED)
+# Of the forms of outputs two are compiled always, and the others each night.
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(
+            build,
+            id=name,
+            marks=[pytest.mark.slow] if name in ("one output", "multilabel") else [],
+        )
+        for name, build in COMPILED.items()
+    ],
+)
 def test_all_answers_are_compiled(build, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     """Not only plain calls: one graph gives score, p-value, flag, sets, intervals and predict."""
     model = build().requires_grad_(False)
@@ -410,8 +421,20 @@ def forward_derivative(score: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES)
-@pytest.mark.parametrize("call", ["score", "__call__"])
+# A score is compiled while gradients are off, so the others are tried each night.
+@pytest.mark.parametrize(
+    ("call", "derivative"),
+    [
+        pytest.param(
+            call,
+            derivative,
+            id=f"{call}-{name}",
+            marks=[pytest.mark.slow] if call == "score" and "off" not in name else [],
+        )
+        for call in ("score", "__call__")
+        for name, derivative in DERIVATIVES.items()
+    ],
+)
 def test_compiled_models_have_all_derivatives(call, derivative) -> None:  # type: ignore[no-untyped-def]
     model, x = calibrated(), blobs()[0][:9].double().requires_grad_()
     model = model.double().requires_grad_(False)

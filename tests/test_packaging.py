@@ -162,6 +162,7 @@ def test_a_commit_that_is_built_again_gives_the_same_bytes(tmp_path: Path) -> No
     assert made[0] == made[1]
 
 
+@pytest.mark.slow
 def test_the_list_of_materials_names_what_the_wheel_needs(tmp_path: Path) -> None:
     """By the command of `make release`, run on the environment of the tests."""
     pytest.importorskip("cyclonedx_py", reason="needs the extra dev")

@@ -725,7 +725,9 @@ def test_images_are_read_while_others_are_scored(
     assert [row["path"] for row in answers(tmp_path)] == [str(name) for name in names]
 
 
-@pytest.mark.parametrize("likelihood", ["classification", "regression"])
+@pytest.mark.parametrize(
+    "likelihood", ["classification", pytest.param("regression", marks=pytest.mark.slow)]
+)
 def test_autocast_and_compiled_graphs(tmp_path: Path, likelihood: str) -> None:
     x = torch.randn(100, 4)
     model = rgpr.RGPR(mlp(), likelihood=likelihood).fit([x])
