@@ -156,11 +156,13 @@ def _loop(place: Path, kind: str, out: Path) -> None:
     from rgpr.integrations.ray.files import FileScorer
     from rgpr.integrations.ray.planning import input_files, parts_of
 
-    parts = parts_of(input_files(place / kind), out, ROWS)
+    parts = parts_of(input_files([place / kind]), out, ROWS)
     options = OPTIONS | {"column": _column(kind), "keep": None, "size": None, "device": "cpu"}
     scorer = FileScorer(path=place / "model", **options)
     for name, files in parts.items():
-        scorer({"files": np.array([json.dumps(files)]), "out": np.array([str(name)])})
+        part = {"files": np.array([json.dumps(files)]), "out": np.array([str(name)])}
+        [failed] = scorer(part)["failed"]
+        assert not failed, failed
 
 
 def _ray(place: Path, kind: str, out: Path, actors: int) -> None:
