@@ -1,13 +1,21 @@
-"""What long jobs share whose runs may be stopped and go on: one process, and the same settings."""
+"""What long jobs share whose runs may be stopped and go on: one process, the same settings."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["alone", "check_same"]
+__all__ = ["alone", "check_same", "digest"]
+
+
+def digest(path: str | os.PathLike[str]) -> str:
+    """The SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

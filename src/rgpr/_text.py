@@ -1,11 +1,11 @@
-"""Words for people: tables as plain text, and lists of names that stay short."""
+"""Words for people: tables as plain text, lists of names that stay short, what an error says."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-__all__ = ["MOST", "aligned", "listed", "meant"]
+__all__ = ["MOST", "aligned", "listed", "meant", "said"]
 
 # A list of more names than MOST is cut to its first _SHOWN.
 MOST, _SHOWN = 8, 3
@@ -48,3 +48,8 @@ def meant(name: str, known: Iterable[str]) -> str:
     by_lower = {each.lower(): each for each in known}
     close = get_close_matches(name.lower(), by_lower, n=1)
     return f", did you mean '{by_lower[close[0]]}'?" if close else ""
+
+
+def said(error: Exception) -> str:
+    """What an error says. Python would show a :class:`KeyError` with quotes around it."""
+    return str(error.args[0] if isinstance(error, KeyError) and error.args else error)

@@ -371,9 +371,12 @@ class RGPR(StableBuffers):
         self.__dict__.setdefault("_compiled", None)
 
     def _load_from_state_dict(self, state_dict, prefix, *rest):  # type: ignore[no-untyped-def]
-        mine, key = self.state_dict(prefix=prefix), prefix + state.KEY
-        if mine.keys() - {key} <= state_dict.keys():  # earlier versions wrote no description
-            state_dict.setdefault(key, mine[key])
+        key = prefix + state.KEY
+        if key not in state_dict:  # earlier versions wrote no description
+            mine = self.state_dict(prefix=prefix)
+            described = mine.pop(key)
+            if mine.keys() <= state_dict.keys():
+                state_dict[key] = described
         if len(state_dict.get(key, ())):  # a fitted model, which this one becomes
             self._become(state.parts_of(state_dict, prefix, self.posterior))
         super()._load_from_state_dict(state_dict, prefix, *rest)
@@ -514,11 +517,11 @@ class RGPR(StableBuffers):
             ValueError: The default residual, options that do not fit together, targets that do
                 not fit the outputs, or too many examples for ``"marginal-likelihood"``.
         """
+        extension = self._extension()
         if isinstance(y, str):
             if objective != "likelihood":
                 raise TypeError("outliers go by their name: model.tune(data, 'ood', ood=outliers)")
             y, objective = None, y
-        extension = self._extension()
         options = Options(
             objective,
             None if ood is None else self._data(ood),

@@ -587,6 +587,37 @@ def test_a_run_goes_on_with_the_functions_that_it_began_with(
             by_hand(saved[0], [inputs], tmp_path / "other.parquet", finished=finished, **changed)
 
 
+def test_a_worker_finds_out_once_that_it_is_refused(
+    tmp_path: Path, saved: tuple[Path, rgpr.RGPR]
+) -> None:
+    """Each part of a run with thousands of them would score the same rows again."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    inputs, out, calls = tmp_path / "in.parquet", tmp_path / "out.parquet", []
+    pq.write_table(pa.table({"x": torch.randn(20, 4).tolist()}), inputs)
+    by_hand(saved[0], [inputs], out)
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(x))
+        return 10 * x
+
+    scorer = files.FileScorer(
+        path=saved[0],
+        network=mlp,
+        batch_size=8,
+        size=None,
+        preprocess=other,
+        finished=([str(inputs)], str(out)),
+    )
+    parts = {"files": np.array([json.dumps([str(inputs)])] * 3)}
+    parts["out"] = np.array([str(tmp_path / f"{number}.parquet") for number in range(3)])
+    failed = [*scorer(parts)["failed"], *scorer(parts)["failed"]]
+    assert len(set(failed)) == 1
+    assert "holds answers of another run" in failed[0]
+    assert calls == [8, 8]
+
+
 class Turned(nn.Linear):
     """Gives the logits of the classes with the other sign."""
 

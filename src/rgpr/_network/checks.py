@@ -13,8 +13,8 @@ from .batches import Batch, Shape, named, numbers, refuse_packed, shape_of, unma
 
 __all__ = [
     "check_batch",
+    "check_counts",
     "check_input",
-    "check_n_samples",
     "check_source",
     "embeddings",
     "network_dtype_device",
@@ -203,10 +203,11 @@ def not_finite(which: str) -> ValueError:
     )
 
 
-def check_n_samples(n_samples: int) -> None:
-    """Refuse anything but a positive whole number."""
-    if not isinstance(n_samples, int) or n_samples < 1:
-        raise ValueError(f"n_samples = {n_samples} must be a whole number, at least 1")
+def check_counts(**counts: int) -> None:
+    """Refuse anything but positive whole numbers, by the names under which they were given."""
+    for name, count in counts.items():
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name} = {count} must be a whole number, at least 1")
 
 
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 from .._backend.arithmetic import FASTER, ProbitScales, all_finite, can_look, fused_probit
 from .._backend.precision import at_least_float32, full_precision
 from .._network.batches import Batch
-from .._network.checks import check_n_samples
+from .._network.checks import check_counts
 from ..extension import Extension, Reading
 from ..likelihoods import LabelLikelihood, Likelihood
 from ..likelihoods.classification import softmax, two_columns
@@ -217,7 +217,7 @@ def draw(
         generator: Source of the samples.
         symmetric: Spread the noise evenly over the alternatives that labels have.
     """
-    check_n_samples(n_samples)
+    check_counts(n_samples=n_samples)
     posterior = extension.posterior
     reading: Reading[Tensor]
     reading = extension.read(x, lambda clean: posterior.sample(clean, n_samples, generator))

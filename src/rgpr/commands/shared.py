@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._text import said
 from .overwriting import refuse_overwriting
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def _in_words(error: Exception, options: argparse.Namespace) -> str:
 
     from .._files.inputs.data import Data
 
-    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+    text = said(error)
     if isinstance(error, MemoryError) and not text:
         text = "the memory does not suffice; a smaller --batch-size needs less"
     for advice, option in _OPTIONS:

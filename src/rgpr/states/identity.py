@@ -21,7 +21,9 @@ _DIGESTS = {
     "values": "the network's weights have other values",
     "fit": "the model was fitted on other data or has another posterior",
 }
+# What states of earlier versions do not say.
 _LATER = ("modules", "posterior")
+# Why ranks of torch have other weights although they trained together, and what to do.
 _BROADCAST = (
     ". DistributedDataParallel leaves the statistics of BatchNorm different; this makes them those "
     "of rank 0: for t in network.state_dict().values(): torch.distributed.broadcast(t, 0)"
@@ -122,7 +124,6 @@ def check_same(what: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) ->
     Raises:
         ValueError: The message says what differs.
     """
-    # Earlier versions did not know what _LATER names.
     ours = {name: each for name, each in ours.items() if name in theirs or name not in _LATER}
     different = _differences(theirs, ours, "'{}' was {} and is {}", "{} was {!r} and is {!r}")
     if different:

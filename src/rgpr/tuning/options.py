@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .._network.checks import check_n_samples
+from .._network.checks import check_counts
 from ..answers.probabilities import check_link
 from ..extension import Extension
 from ..likelihoods import LabelLikelihood
@@ -71,7 +71,7 @@ class Options:
             )
         if self.max_examples is not None and self.max_examples < 1:
             raise ValueError(f"max_examples = {self.max_examples} must be at least 1, or None")
-        check_n_samples(self.n_samples)
+        check_counts(n_samples=self.n_samples)
         check_link(self.link_approx, extension.likelihood, diagonal=True)
         if not self.weight >= 0:
             raise ValueError(f"ood_weight = {self.weight} must not be negative")

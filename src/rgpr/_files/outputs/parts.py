@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..._atomic import put_in_place, replacing
-from ..._resuming import alone, check_same
+from ..._resuming import alone, check_same, digest
 from ...saving.parts import complete
 from ..archives import arrays_of
 from ..inputs.images import image_files
@@ -110,7 +110,7 @@ class Parts:
         """Write one more chunk."""
         with replacing(self._path(self.done)) as temporary:
             np.savez(temporary, **arrays)  # type: ignore[arg-type]
-            checksum = _checksum(temporary)
+            checksum = digest(temporary)
         self.done += 1
         self._checksums = [*self._checksums, checksum]
         self.skipped += skipped
@@ -128,7 +128,7 @@ class Parts:
         for number in range(self.done):
             path = self._path(number)
             with complete(path, _AGAIN):
-                if not path.is_file() or _checksum(path) != self._checksums[number]:
+                if not path.is_file() or digest(path) != self._checksums[number]:
                     raise ValueError("it is not the chunk that was written")
                 found = arrays_of(path)
                 if not found:  # nothing in these rows could be read
@@ -154,22 +154,17 @@ class Parts:
         shutil.rmtree(self.folder)
 
 
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def fingerprint(path: Path) -> str:
     """What changes when a file, or any image that is read of a folder, is written to.
 
     These are sizes and times; an image that is not there, as behind a broken link, has neither.
     """
-    digest = hashlib.sha256()
+    found = hashlib.sha256()
     for file in image_files(path) if path.is_dir() else [path]:
         try:
             about = file.stat()
             when = f"{about.st_size}\0{about.st_mtime_ns}"
         except OSError:
             when = "not there"
-        digest.update(f"{file.relative_to(path).as_posix()}\0{when}\n".encode())
-    return digest.hexdigest()[:16]
+        found.update(f"{file.relative_to(path).as_posix()}\0{when}\n".encode())
+    return found.hexdigest()[:16]

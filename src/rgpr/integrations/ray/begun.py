@@ -6,9 +6,7 @@ a worker compares what they lead to: it scores the first rows of a finished file
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from ..._atomic import replacing
 from ..._resuming import check_same
 from .columns import Array
 
-__all__ = ["ROWS", "check_answers", "check_begun", "digest"]
+__all__ = ["ROWS", "check_answers", "check_begun"]
 
 # Readers of folders of parquet leave out names that begin with an underscore.
 _ABOUT = "_rgpr.json"
@@ -34,12 +32,6 @@ _ROUNDING = {False: 1e-2, True: 1e-1}
 # So large a share of the rows must have the same answers. Rounding moves the score of a row far if
 # the network itself hardly says anything of it.
 _MOST = 0.9
-
-
-def digest(path: str | os.PathLike[str]) -> str:
-    """The SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_begun(folder: Path, model: str, options: dict[str, Any], *, anew: bool) -> None:
@@ -89,7 +81,7 @@ def check_answers(
         first = next(content.iter_batches(batch_size=len(once["score"]), columns=names))
     for name in names:
         column = first.column(name)
-        values = column.flatten() if hasattr(column, "flatten") and name != "score" else column
+        values = column.flatten() if hasattr(column, "flatten") else column  # of a column of lists
         before = values.to_numpy(zero_copy_only=False).reshape(len(first), -1)
         now, then = (each[name][: len(first)].reshape(len(first), -1) for each in (once, again))
         both = np.isfinite(now) & np.isfinite(then)

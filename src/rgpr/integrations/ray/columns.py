@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..._network.checks import network_dtype_device
 
-__all__ = ["Inputs", "Workers", "check_counts", "check_keep", "kept_names", "numbers", "said"]
+__all__ = ["Inputs", "Workers", "check_keep", "kept_names", "numbers"]
 
 Array = np.ndarray[Any, Any]
 
@@ -132,19 +132,6 @@ def check_keep(keep: Sequence[str] | None) -> list[str] | None:
     if isinstance(keep, str):
         raise TypeError(f"keep={keep!r} is one word; give a list of names: keep=[{keep!r}]")
     return None if keep is None else list(keep)
-
-
-def said(error: Exception) -> str:
-    """What an error says, or the name of its class where it says nothing."""
-    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    return text or type(error).__name__
-
-
-def check_counts(**counts: int) -> None:
-    """Refuse anything but positive whole numbers, by the names under which they were given."""
-    for name, count in counts.items():
-        if not isinstance(count, int) or count < 1:
-            raise ValueError(f"{name} = {count} must be a whole number, at least 1")
 
 
 def no_room(actors: int, cpus: float, there: float) -> bool:

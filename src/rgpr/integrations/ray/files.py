@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from torch import Tensor, nn
 
 from ..._atomic import replacing
 from ..._images import opened
-from ..._network.checks import network_dtype_device
+from ..._network.checks import check_counts, network_dtype_device
+from ..._resuming import digest
+from ..._text import said
 from .ahead import ahead
-from .begun import ROWS, check_answers, check_begun, digest
-from .columns import Array, Workers, check_counts, check_keep, kept_names, said
+from .begun import ROWS, check_answers, check_begun
+from .columns import Array, Workers, check_keep, kept_names
 from .planning import (
     INPUTS,
     check_apart,
@@ -52,7 +55,6 @@ class FileScorer(Predictor):
         finished: A part of the same run that was finished before, if there is one: its files of
             inputs, and its file of answers.
         options: For :class:`Predictor`.
-
     """
 
     def __init__(
@@ -67,7 +69,6 @@ class FileScorer(Predictor):
         super().__init__(**options)
         self.batch_size, self.size = batch_size, size
         self._content, self._finished, self._path = content, finished, options["path"]
-        self._checked = False
 
     def __call__(self, batch: dict[str, Array]) -> dict[str, Array]:
         """Why each part could not be scored, in words; nothing once its answers are in a file.
@@ -79,24 +80,28 @@ class FileScorer(Predictor):
         return {"failed": np.array([self._tried(files, out) for files, out in parts], dtype=object)}
 
     def _tried(self, files: str, out: str) -> str:
+        if self._refused:
+            return self._refused
         try:
-            if not self._checked:
-                self._check_run()
             self._score(json.loads(files), Path(out))
         except Exception as error:
-            return said(error)
+            return _reason(error)
         return ""
 
-    def _check_run(self) -> None:
-        """Refuse to work for a run that began with another model or other functions."""
+    @cached_property
+    def _refused(self) -> str:
+        """Why this worker must not work for the run, found out once; nothing if it may."""
         if self._content is not None and digest(self._path) != self._content:
-            raise ValueError(
+            return (
                 f"{self._path} is no longer the model that this run began with; put that one back "
                 "to go on, or name another folder for the answers of the new one"
             )
-        if self._finished is not None:
-            self._check_functions(*self._finished)
-        self._checked = True
+        try:
+            if self._finished is not None:
+                self._check_functions(*self._finished)
+        except Exception as error:
+            return _reason(error)
+        return ""
 
     def _check_functions(self, files: Sequence[str], out: str) -> None:
         """Refuse to go on if rows of a finished part get other scores than those in its file."""
@@ -117,7 +122,7 @@ class FileScorer(Predictor):
             if any(file in str(error) for file in files):
                 raise
             which = f"one of the {len(files)} files from {files[0]} on" if files[1:] else files[0]
-            raise ValueError(f"{which} could not be scored: {said(error)}") from error
+            raise ValueError(f"{which} could not be scored: {_reason(error)}") from error
 
     def _write(self, files: Sequence[str], out: Path) -> None:
         import pyarrow as pa  # type: ignore[import-untyped]
@@ -261,7 +266,7 @@ def score_files(
     compared = options | {"images_per_file": images_per_file}
     check_begun(folder, content, compared, anew=not any(part.exists() for part in parts))
     known = next(((part, str(name)) for name, part in done.items() if _rows(name)), None)
-    left = [each for each in parts if each not in done]
+    left = [name for name in parts if name not in done]
     workers = Workers(actors, gpus, cpus)
     if not left:
         # One worker finds out whether the functions are those that the run had.
@@ -276,6 +281,11 @@ def score_files(
             more = f" (and {len(failed) - 1} more such errors)" if len(failed) > 1 else ""
             raise ValueError(failed[0] + more)
     return list(parts)
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, or the name of its class where it says nothing."""
+    return said(error) or type(error).__name__
 
 
 def _rows(answers: Path) -> int:

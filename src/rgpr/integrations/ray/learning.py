@@ -18,11 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..._network.checks import check_counts
+from ..._text import said
 from ...answers import Calibration
 from ...model import RGPR
 from ...states import CalibrationState, FitState
 from ...states.base import State
-from .columns import Array, Inputs, Workers, check_counts, numbers, said
+from .columns import Array, Inputs, Workers, numbers
 
 __all__ = ["Learner", "calibrate", "fit"]
 

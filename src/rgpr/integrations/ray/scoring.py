@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._network.checks import check_input
+from ..._network.checks import check_counts, check_input
 from ...likelihoods import LabelLikelihood, likelihood_named
 from ...model import load
 from ...saving.export import program
-from .columns import Array, Inputs, Workers, check_counts, check_keep, kept_names
+from .columns import Array, Inputs, Workers, check_keep, kept_names
 
 __all__ = ["Predictor", "check_file", "check_names", "check_network", "score"]
 
